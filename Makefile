@@ -1,0 +1,48 @@
+# Everything runs in .venv, which tools/setup makes on first use and then leaves alone.
+# Another interpreter: make PYTHON=python3.13 test
+
+PYTHON ?= python3
+SETUP := $(PYTHON) tools/setup
+BIN := .venv/bin
+
+# Two workers on one thread each; strict: a fallback or a skipped requirement is an error, not a shrug.
+PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup demo test quick lint types docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: ## .venv with everything the tests and the tools need
+	@$(SETUP) dev
+
+demo: ## train a few designs side by side on the CPU (installs the core only)
+	@$(SETUP) core
+	$(BIN)/python examples/demo.py
+
+test: lint types docs ## format, lint, types, docs, then the whole suite
+	$(PYTEST)
+
+quick: ## lint and the fast tests: under three minutes
+	@$(SETUP) dev
+	$(BIN)/ruff check
+	$(PYTEST) -m "not slow and not browser and not eval" -q -x tests
+
+lint: ## ruff: format and rules
+	@$(SETUP) dev
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+
+types: ## mypy on src/residua
+	@$(SETUP) dev
+	$(BIN)/mypy
+
+docs: ## the documentation, warnings are errors, into site/
+	@$(SETUP) dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+
+clean: ## remove what the tools wrote; .venv and runs/ stay
+	rm -rf site artifacts build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
