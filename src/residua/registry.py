@@ -1,0 +1,58 @@
+"""Designs by name: `register` one, `names` them, `build` one from `"attnres:block=8"`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from residua.plan import Plan
+from residua.spec import Spec, parse
+from residua.stream import Stream
+
+Design = TypeVar("Design", bound=type[Stream[Any]])
+
+_designs: dict[str, type[Stream[Any]]] = {}
+
+
+def register(name: str) -> Callable[[Design], Design]:
+    """Make a `Stream` subclass known as `name`: to `build`, the command line, the docs and every law."""
+
+    def add(cls: Design) -> Design:
+        if name in _designs:
+            raise ValueError(f"design {name!r} is registered already, by {_designs[name].__qualname__}")
+        if not (cls.__doc__ or "").strip():
+            raise ValueError(f"design {name!r} needs a docstring whose first line is its equation")
+        if not getattr(cls, "paper", ""):
+            raise ValueError(f"design {name!r} needs `paper`: where its equation comes from")
+        cls.name = name
+        _designs[name] = cls
+        return cls
+
+    return add
+
+
+def unregister(name: str) -> None:
+    """Forget a design: for tests and notebooks that define one and run again."""
+    design(name)
+    del _designs[name]
+
+
+def names() -> tuple[str, ...]:
+    """Every registered design, in the order of registration, which is the order of the docs."""
+    return tuple(_designs)
+
+
+def design(name: str) -> type[Stream[Any]]:
+    """The class registered as `name`; an unknown name is an error that lists the known ones."""
+    if name not in _designs:
+        near = difflib.get_close_matches(name, _designs, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown design {name!r}: {hint}choose from {', '.join(_designs)}")
+    return _designs[name]
+
+
+def build(spec: Spec, plan: Plan) -> Stream[Any]:
+    """`build("attnres:block=8", plan)` is `AttnRes(plan, block=8)`."""
+    name, options = parse(spec)
+    return design(name)(plan, **options)

@@ -1,0 +1,179 @@
+"""The contract between a residual design and any backbone: `open`, then `read` and `write` at every site.
+
+    state = stream.open(embedding)
+    for site, sublayer in ...:
+        read  = stream.read(state, site, sublayer.norm)      # the sublayer's inputs, normalised
+        state = stream.write(state, site, read, sublayer(*read.lanes))
+    (x,) = stream.read(state, plan.head, final_norm).lanes   # the head reads and never writes
+
+The state is all that flows: an immutable pytree of tensors (NamedTuples and tuples; no None, no list, no
+number). Checkpointing saves it, a pipeline stage sends it, and a module remembers nothing between calls.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, ABCMeta, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from residua.options import check_options, options_of
+from residua.plan import Plan, Site
+from residua.spec import Value, render
+
+BTD = Float[Tensor, "b t d"]
+"""A value per batch row and token: `b` batch, `t` token, `d` width. The letters are the same everywhere."""
+
+Norm = Callable[..., tuple[Tensor, ...]]
+"""`norm(*lanes) -> lanes`. The backbone owns it, so a checkpoint's keys never move; a design calls it once."""
+
+Past = Any
+"""A pytree of tensors kept between decoding steps; None for a design that never mixes tokens."""
+
+Start = Literal["standard", "eps", "no"]
+"""How an untrained design relates to `h + f(norm(h))` with the same sublayers: the same network; the same
+network where the norm's eps can be neglected (the read is a multiple of the stream); or another network."""
+
+S = TypeVar("S")
+
+
+class Read(NamedTuple):
+    """What one site takes from the stream."""
+
+    lanes: tuple[Tensor, ...]
+    """The normalised inputs: (x,) or (q, k, v)."""
+    carry: Any = ()
+    """What the matching write needs back: a pytree of tensors that dies there."""
+
+
+class Routing(NamedTuple):
+    """read = base + scale * sum_n weights[n] * values[n], before the norm: a read, taken apart."""
+
+    values: tuple[Tensor, ...]
+    """What is mixed, in the order of `Stream.sources`."""
+    weights: Float[Tensor, "lane n b t group"]
+    """One weight per lane, source and token for each of `group` equal slices of the width."""
+    base: Tensor | float = 0.0
+    scale: Tensor | float = 1.0
+
+    def mixed(self) -> Float[Tensor, "lane b t d"]:
+        """The lanes that the weights, values, base and scale say were read."""
+        values = torch.stack(self.values)
+        weights = self.weights.repeat_interleave(values.shape[-1] // self.weights.shape[-1], -1)
+        return self.base + self.scale * (weights * values).sum(1)
+
+
+class _Configured(ABCMeta):
+    """Checks the constructor keywords of a design against their annotations, and keeps them as its options."""
+
+    def __call__(cls, plan: Plan, **options: Value) -> Any:
+        check_options(cls, options)
+        stream = super().__call__(plan, **options)
+        defaults = {key: option.default for key, option in options_of(cls).items()}
+        stream.options = {k: v for k, v in (defaults | options).items() if v is not None}
+        return stream
+
+
+class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
+    """How sublayers share state across depth.
+
+    A design is one subclass in one file. Its docstring opens with its equation; its constructor keywords are
+    its configuration; its parameters live in `self.at`, under the name of the site that uses them.
+    """
+
+    name: ClassVar[str]
+    """Set by `register`."""
+    paper: ClassVar[str]
+    """Where the equation comes from: an arXiv number or a title."""
+    cases: ClassVar[tuple[str, ...]] = ("",)
+    """Option strings that together use every value of every option; the laws run over each of them."""
+    refuses: ClassVar[Mapping[str, str]] = {}
+    """Options that users of a related design will try, and why this one has no such option."""
+
+    reads_direction: ClassVar[bool] = False
+    """Whether `write` keeps only the direction of y, so that a sublayer must not start at zero."""
+
+    plan: Plan
+    options: dict[str, Value]
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+        self.at = nn.ModuleDict()
+
+    def each(self, make: Callable[[Site], nn.Module | None]) -> None:
+        """Give every site the parameters that `make` builds for it; None for none."""
+        for site in self.plan.readers:
+            part = make(site)
+            if part is not None:
+                self.at[site.name] = part
+
+    def part(self, site: Site) -> Any:
+        """The parameters of a site, or None. (Any: a design knows the type of its own parts.)"""
+        return self.at[site.name] if site.name in self.at else None  # noqa: SIM401 (a ModuleDict has no get)
+
+    @abstractmethod
+    def open(self, x: Float[Tensor, "b t d"], past: Past = None) -> S:
+        """The state before the first site, from the embedding (and what earlier tokens left behind)."""
+
+    @abstractmethod
+    def read(self, state: S, site: Site, norm: Norm) -> Read:
+        """What `site` takes from the stream."""
+
+    @abstractmethod
+    def write(self, state: S, site: Site, read: Read, y: Float[Tensor, "b t d"]) -> S:
+        """The state after the sublayer at `site` answered its read with `y`."""
+
+    @property
+    @abstractmethod
+    def starts(self) -> Start:
+        """What the design is before training; a law holds it to that."""
+
+    def feeds(self, site: Site) -> int:
+        """How many lanes `read` returns at `site`: 1, or 3 for a site that takes q, k and v apart."""
+        return 1
+
+    def past(self, state: S) -> Past:
+        """What the next tokens need from this pass. None: the design never mixes tokens."""
+        return None
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        """Names of what `site` mixes, known from the plan alone; empty where nothing is mixed."""
+        return ()
+
+    def routing(self, state: S, site: Site) -> Routing | None:
+        """The mixture that `read` applies at `site`, taken apart; None where `sources` is empty."""
+        return None
+
+    def weights(self, state: S, site: Site) -> Float[Tensor, "lane n b t group"] | None:
+        """The weights of `routing`: what a report draws."""
+        routing = self.routing(state, site)
+        return None if routing is None else routing.weights
+
+    def forward(self, state: S, site: Site, norm: Norm, f: Callable[..., Tensor]) -> S:
+        """One step of the stream: read, apply the sublayer, write."""
+        read = self.read(state, site, norm)
+        return self.write(state, site, read, f(*read.lanes))
+
+    def reset(self, generator: torch.Generator | None = None) -> None:
+        """Put every parameter back to its declared start, whatever a framework's own init made of it."""
+        for part in self.modules():
+            if part is not self and hasattr(part, "reset_parameters"):
+                part.reset_parameters(generator)
+
+    @property
+    def spec(self) -> str:
+        """The shortest spec string that builds this design again."""
+        known = options_of(type(self))
+        return render(self.name, {k: v for k, v in self.options.items() if v != known[k].default})
+
+    @property
+    def config(self) -> dict[str, Value]:
+        """The JSON form, every option written out: what a checkpoint stores."""
+        return {"name": self.name, **self.options}
+
+    def extra_repr(self) -> str:
+        return getattr(self, "spec", "")

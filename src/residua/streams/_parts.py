@@ -1,0 +1,130 @@
+"""What two or more designs share: parameter holders with a declared start, grouping, and names of sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from residua.plan import Plan, Site
+
+Fill = Callable[[Tensor, torch.Generator | None], object]
+
+
+def _constant(tensor: Tensor, generator: torch.Generator | None, *, value: float) -> None:
+    tensor.fill_(value)
+
+
+def _normal(tensor: Tensor, generator: torch.Generator | None, *, std: float) -> None:
+    tensor.normal_(0.0, std, generator=generator)
+
+
+def _recent(tensor: Tensor, generator: torch.Generator | None, *, value: float) -> None:
+    tensor.zero_()
+    tensor[..., -1] = value
+
+
+def constant(value: float) -> Fill:
+    """Every entry at `value`."""
+    return partial(_constant, value=value)
+
+
+def normal(std: float) -> Fill:
+    """Drawn from N(0, std^2)."""
+    return partial(_normal, std=std)
+
+
+def recent(value: float) -> Fill:
+    """Zeros, and `value` on the newest source: the last entry of the last axis."""
+    return partial(_recent, value=value)
+
+
+class Part(nn.Module):
+    """Parameters of one site, each with its start.
+
+    They are plain parameters of their true shape, not `nn.Linear`s, so that a framework's blanket
+    initialisation passes them by; `reset_parameters` puts them back where one does not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._starts: dict[str, Fill] = {}
+
+    def add(self, name: str, shape: tuple[int, ...], start: Fill) -> None:
+        """A parameter and where it starts."""
+        self._starts[name] = start
+        self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        with torch.no_grad():
+            start(getattr(self, name), None)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Every parameter of this part at its start."""
+        for name, start in self._starts.items():
+            start(getattr(self, name), generator)
+
+
+class Query(Part):
+    """The pseudo-query w and key gain g of one depth read; only w * g matters. w starts at 0, or N(0, std^2)."""
+
+    query: Tensor
+    gain: Tensor
+
+    def __init__(self, width: int, std: float = 0.0) -> None:
+        super().__init__()
+        self.add("query", (width,), normal(std) if std else constant(0.0))
+        self.add("gain", (width,), constant(1.0))
+
+    def folded(self) -> Tensor:
+        """The query with the key gain in it: what `ops.attend` takes."""
+        return self.query * self.gain
+
+
+class Static(Part):
+    """One learned scalar per source, the same for every token."""
+
+    alpha: Tensor
+
+    def __init__(self, sources: int, newest: float) -> None:
+        super().__init__()
+        self.add("alpha", (sources,), recent(newest))
+
+
+def group_size(design: str, plan: Plan, block: int | None, blocks: int | None) -> int:
+    """Sublayers a source: `block=k` says it, `blocks=n` makes it ceil(M / n); neither means 1.
+
+    M need not divide: the last group may be short, and ceil may leave fewer than n groups.
+    """
+    total = len(plan.sites)
+    if block is not None and blocks is not None:
+        raise ValueError(f"{design}: give block={block} (sublayers a source) or blocks={blocks} (in all), not both")
+    for key, value in (("block", block), ("blocks", blocks)):
+        if value is not None and not 1 <= value <= total:
+            raise ValueError(f"{design}: {key}={value} cannot be; this plan has {total} sublayers, so 1 to {total}")
+    if blocks is not None:
+        return -(-total // blocks)
+    return 1 if block is None else block
+
+
+def group_names(plan: Plan, size: int, count: int) -> tuple[str, ...]:
+    """Names of the first `count` finished groups: the sublayer's own name where a group is one sublayer."""
+    return tuple(plan.sites[i].name if size == 1 else f"block{i}" for i in range(count))
+
+
+def block_names(count: int) -> tuple[str, ...]:
+    """Names of the embedding and the outputs of the first `count` Transformer blocks."""
+    return ("embed", *(f"l{layer}" for layer in range(count)))
+
+
+def opens_block(site: Site) -> bool:
+    """Whether the site reads after one or more whole blocks: the first sublayer of a later block, or the head."""
+    return site.first and site.layer > 0
+
+
+def positive(design: str, **options: int) -> None:
+    """Refuse a count below 1."""
+    for key, value in options.items():
+        if value < 1:
+            raise ValueError(f"{design}: {key} must be at least 1, not {value}")
