@@ -1,0 +1,94 @@
+"""Which implementation of an op runs: the reference, or a fast kernel registered for the tensors' device.
+
+`kernel("attend", "cpu", "cpu")` registers one; a design never sees it. `RESIDUA_BACKEND` (or the context
+manager `backend`) picks: `auto`, the default, takes a kernel where there is one; `reference` takes none; a
+backend's name takes that one. A kernel that cannot serve a call raises `Unsupported`, and the reference serves
+it after one warning that names the reason; under `RESIDUA_STRICT=1` that is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unsupported(Exception):
+    """Raised by a kernel for a case it does not serve; the message is the reason."""
+
+
+_kernels: dict[tuple[str, str], tuple[str, Callable[..., Any]]] = {}
+_choice = os.environ.get("RESIDUA_BACKEND", "auto")
+_strict = os.environ.get("RESIDUA_STRICT", "") == "1"
+_said: set[str] = set()
+
+
+def kernel(op: str, name: str, device: str) -> Callable[[F], F]:
+    """Register a fast implementation of `op`, called with the reference's arguments on tensors of `device`."""
+
+    def add(fast: F) -> F:
+        _kernels[op, device] = (name, fast)
+        return fast
+
+    return add
+
+
+def forget(op: str, device: str) -> None:
+    """Take a kernel out again."""
+    _kernels.pop((op, device), None)
+
+
+def kernels() -> dict[str, dict[str, str]]:
+    """The kernels there are: op -> device -> backend name."""
+    found: dict[str, dict[str, str]] = {}
+    for (op, device), (name, _) in sorted(_kernels.items()):
+        found.setdefault(op, {})[device] = name
+    return found
+
+
+def choice() -> str:
+    """The backend asked for: `auto`, `reference` or a name."""
+    return _choice
+
+
+@contextmanager
+def backend(name: str, *, strict: bool | None = None) -> Iterator[None]:
+    """Use one backend inside a `with`: for tests and benchmarks."""
+    global _choice, _strict
+    before = _choice, _strict
+    _choice, _strict = name, before[1] if strict is None else strict
+    try:
+        yield
+    finally:
+        _choice, _strict = before
+
+
+def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call `op` on the device of `like`: its kernel where one is chosen, else the reference."""
+    if _choice == "reference":
+        return reference(*args, **options)
+    found = _kernels.get((op, like.device.type))
+    if found is None or _choice not in ("auto", found[0]):
+        if _choice != "auto":
+            _fall_back(op, f"no backend {_choice!r} for {like.device.type} tensors")
+        return reference(*args, **options)
+    try:
+        return found[1](*args, **options)
+    except Unsupported as reason:
+        _fall_back(op, f"{found[0]}: {reason}")
+        return reference(*args, **options)
+
+
+def _fall_back(op: str, reason: str) -> None:
+    message = f"residua.ops.{op} runs its reference implementation: {reason}"
+    if _strict:
+        raise RuntimeError(f"{message} (an error because RESIDUA_STRICT=1)")
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, stacklevel=3)

@@ -1,0 +1,42 @@
+"""The definition of `attend`: float32 accumulation, one stack, no tricks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from residua.ops.norm import accumulator, rms_norm
+
+
+def weights(
+    query: Tensor,
+    sources: tuple[Tensor, ...],
+    *,
+    eps: float,
+    null: Tensor | None,
+    heads: int,
+    total: bool,
+    centered: bool,
+) -> Tensor:
+    """softmax over the sources (and the null) of query . rms_norm(source), as [n b t heads]."""
+    values = torch.stack(sources).to(accumulator(sources[0].dtype))
+    keys = rms_norm(values, eps)
+    logits = (keys * query.to(keys.dtype)).unflatten(-1, (heads, -1)).sum(-1)
+    if null is not None:
+        logits = torch.cat([null.to(logits.dtype).expand_as(logits[:1]), logits])
+    routed = logits.softmax(0)
+    if null is not None:
+        routed = routed[1:]
+    if total:
+        routed = routed * len(sources)
+    if centered:
+        routed = routed - 1 / len(sources)
+    return routed
+
+
+def attend(query: Tensor, sources: tuple[Tensor, ...], **options: object) -> Tensor:
+    """The sources under their weights."""
+    routed = weights(query, sources, **options)  # type: ignore[arg-type]
+    values = torch.stack(sources).to(routed.dtype)
+    mixed = (routed.unsqueeze(-1) * values.unflatten(-1, (routed.shape[-1], -1))).sum(0)
+    return mixed.flatten(-2).to(sources[0].dtype)

@@ -1,0 +1,14 @@
+"""out_m = sum_s weights[s, m] H_s: parallel streams recombined (Hyper-Connections, mHC)."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from residua.ops._backend import run
+from residua.ops.remix import reference
+
+
+def remix(weights: Float[Tensor, "b t s m"], H: Float[Tensor, "b t s d"]) -> Float[Tensor, "b t m d"]:
+    """Each output m is a mixture of the streams s, with weights per token."""
+    return run("remix", H, reference.remix, weights, H)

@@ -1,0 +1,18 @@
+"""M = (rows o columns)^n exp(logits): the doubly stochastic matrix of mHC."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from residua.ops._backend import run
+from residua.ops.sinkhorn import reference
+
+
+def sinkhorn(logits: Float[Tensor, "*b s s"], *, iterations: int = 20) -> Float[Tensor, "*b s s"]:
+    """Normalise columns, then rows, `iterations` times: rows sum to 1 exactly, columns nearly.
+
+    How nearly depends on the logits: 20 rounds leave a column error of 4e-5 for logits N(0, 1) and 4e-2 for N(0, 9);
+    near mHC's start, 6 I - 3 plus noise of 0.1, 0.3 or 1, up to 3e-3, 9e-3 or 2e-2.
+    """
+    return run("sinkhorn", logits, reference.sinkhorn, logits, iterations=iterations)
