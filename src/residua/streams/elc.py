@@ -1,0 +1,85 @@
+"""ELC-BERT: every layer reads a learned convex combination of all earlier layers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from residua import ops
+from residua.plan import Plan, Site
+from residua.registry import register
+from residua.stream import Routing, Start
+from residua.streams._layered import Layered, LayeredStream
+from residua.streams._parts import Static, block_names, opens_block
+
+
+@register("elc")
+class ELC(LayeredStream):
+    """x_l = sum_{i<=l} softmax(a_l)_i H_i; H_{l+1} = Att(x_l) + MLP(...); x_l is never added back.
+
+    A layer's output holds only what its sublayers made: the skip exists through later mixtures alone. Written for
+    encoders, it runs in any backbone. With another layout H is the sum of all sublayer outputs of the layer.
+
+    variant     base: a_l is 1 on the newest entry before the softmax, whose weight is e/(e+l), far from one-hot.
+                zero: a_l = 0, the mean. normalized: zero, and H passes a layer norm without gain. weighted: zero,
+                and the head reads softmax(c) over all H instead of the last.
+    eps         of that layer norm; 1e-7 where not given.
+    mlp_input   what follows the attention: `attn` feeds it the attention's output alone, `sum` feeds x + attention.
+                The released base file does the former and the other three the latter; each is the default there.
+
+    The paper also gives the first layer a weight over its single source, which cannot learn and is not built.
+    """
+
+    paper = "arXiv 2311.02265"
+    cases = (
+        "",
+        "variant=zero",
+        "variant=normalized,eps=1e-6",
+        "variant=weighted",
+        "mlp_input=sum",
+        "variant=zero,mlp_input=attn",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        variant: Literal["base", "zero", "normalized", "weighted"] = "base",
+        mlp_input: Literal["attn", "sum"] | None = None,
+        eps: float | None = None,
+    ) -> None:
+        super().__init__(plan)
+        self.normalized, self.weighted = variant == "normalized", variant == "weighted"
+        if eps is not None and not self.normalized:
+            raise ValueError(f"elc: eps belongs to variant=normalized; variant={variant} has no norm of its own")
+        self.eps = 1e-7 if eps is None else eps
+        self.keeps_x = (mlp_input or ("attn" if variant == "base" else "sum")) == "sum"
+        newest = 1.0 if variant == "base" else 0.0
+        self.each(lambda site: Static(site.layer + 1, newest) if self._mixes(site) else None)
+
+    @property
+    def starts(self) -> Start:
+        return "no"
+
+    def mixed(self, sources: tuple[Tensor, ...], site: Site) -> tuple[Tensor, ...]:
+        part = self.part(site)
+        return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
+
+    def inner(self, base: Tensor, delta: Tensor) -> Tensor:
+        return base + delta if self.keeps_x else delta
+
+    def output(self, base: Tensor, delta: Tensor) -> Tensor:
+        return ops.layer_norm(delta, self.eps) if self.normalized else delta
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return block_names(site.layer) if self._mixes(site) else ()
+
+    def routing(self, s: Layered, site: Site) -> Routing | None:
+        if not self._mixes(site):
+            return None
+        weights = self.part(site).alpha.softmax(0)
+        return Routing(s.sources, weights[None, :, None, None, None].expand(1, -1, *s.sources[0].shape[:2], 1))
+
+    def _mixes(self, site: Site) -> bool:
+        return opens_block(site) and (self.weighted or site.kind != "head")

@@ -1,0 +1,110 @@
+"""Hyper-Connections: n parallel streams that every sublayer reads, remixes and writes with learned weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from residua import ops
+from residua.plan import Plan, Site
+from residua.registry import register
+from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.streams._parts import Part, constant, positive
+
+EPS = 1e-5
+"""Of the layer norm that feeds the dynamic weights."""
+
+
+def home(streams: int, site: Site) -> int:
+    """The stream that a site reads at the start: sites take turns, which is what sets the streams apart."""
+    return site.index % streams
+
+
+class Wiring(Part):
+    """A_m (read), A_r (remix) and B (write) of one site; `dynamic` adds s tanh(layernorm(H) W) to each."""
+
+    def __init__(self, width: int, streams: int, site: Site, dynamic: bool) -> None:
+        super().__init__()
+        self.home, self.streams, self.reads = home(streams, site), streams, site.index > 0 and streams > 1
+        if self.reads:  # equal streams read alike, whatever the weights: the first site has none
+            self.add("read", (streams,), self._one_hot)
+        self.add("remix", (streams, streams), self._identity)
+        self.add("write", (streams,), constant(1.0))
+        self.dynamic = dynamic
+        if dynamic:
+            self.add("gain", (width,), constant(1.0))
+            self.add("shift", (width,), constant(0.0))
+            self.add("W_alpha", (width, streams + self.reads), constant(0.0))
+            self.add("W_beta", (width,), constant(0.0))
+            self.add("s_alpha", (1,), constant(0.01))
+            self.add("s_beta", (1,), constant(0.01))
+
+    def _one_hot(self, tensor: Tensor, generator: torch.Generator | None) -> None:
+        tensor.zero_()
+        tensor[self.home] = 1.0
+
+    def _identity(self, tensor: Tensor, generator: torch.Generator | None) -> None:
+        tensor.copy_(torch.eye(self.streams))
+
+    def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """read [b t s], remix [b t s s] and write [b t s]."""
+        static = self.read if self.reads else torch.eye(self.streams).to(self.remix)[self.home]
+        alpha = torch.cat([static[:, None], self.remix], 1).expand(*H.shape[:2], -1, -1)
+        beta = self.write.expand(*H.shape[:2], -1)
+        if self.dynamic:
+            normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
+            moved = self.s_alpha * (normed @ self.W_alpha).tanh()
+            alpha = alpha + (moved if self.reads else F.pad(moved, (1, 0)))
+            beta = beta + self.s_beta * (normed @ self.W_beta).tanh()
+        return alpha[..., 0], alpha[..., 1:], beta
+
+
+@register("hyper")
+class Hyper(Stream[Tensor]):
+    """x = A_m' H; H <- A_r' H + B' f(norm(x)) over n streams H [n, d]; the embedding is copied, the head sums.
+
+    Static weights start as A_m = the site's turn among the streams, A_r = I, B = 1: n equal copies of the standard
+    stream, whose sum the final norm rescales. dynamic=true (the paper's DHC, and the default) adds
+    s tanh(layernorm(H) W) to each, W = 0 and s = 0.01 at the start.
+
+    The first site reads n equal copies, so its A_m could only scale what the norm rescales, and it is not built;
+    the same holds for every site where streams=1. The paper also rescales the output projections' init by
+    sqrt(n) and decays the dynamic weights: both belong to a recipe, and neither is done here.
+    """
+
+    paper = "arXiv 2409.19606"
+    cases = ("", "dynamic=false", "streams=2", "streams=1,dynamic=false", "streams=1")
+
+    def __init__(self, plan: Plan, *, streams: int = 4, dynamic: bool = True) -> None:
+        super().__init__(plan)
+        positive(self.name, streams=streams)
+        self.streams = streams
+        self.each(lambda site: None if site.kind == "head" else Wiring(plan.width, streams, site, dynamic))
+
+    @property
+    def starts(self) -> Start:
+        return "standard" if self.streams == 1 else "eps"
+
+    def open(self, x: Tensor, past: Past = None) -> Tensor:
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
+
+    def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
+        if site.kind == "head":
+            return Read(norm(H.sum(-2)))
+        read, remix, write = self.part(site)(H)
+        x, rest = ops.remix(torch.cat([read[..., None], remix], -1), H).split((1, self.streams), -2)
+        return Read(norm(x.squeeze(-2)), carry=(rest, write))
+
+    def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
+        rest, write = read.carry
+        return rest + write.to(y.dtype)[..., None] * y[..., None, :]
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
+
+    def routing(self, H: Tensor, site: Site) -> Routing | None:
+        if site.kind == "head":
+            return None
+        read, _, _ = self.part(site)(H)
+        return Routing(H.unbind(-2), read.movedim(-1, 0)[None, ..., None])

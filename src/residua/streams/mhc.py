@@ -1,0 +1,138 @@
+"""Manifold-constrained Hyper-Connections: the remix of the streams is kept doubly stochastic."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from residua import ops
+from residua.ops.norm import accumulator
+from residua.plan import Plan, Site
+from residua.registry import register
+from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.streams._parts import Fill, Part, constant, normal
+from residua.streams.hyper import home
+
+EPS = 1e-6
+"""Of the RMS norm over all streams."""
+
+
+class Mapping(Part):
+    """alpha rmsnorm(vec H) phi + b, for one of pre (n), post (n) and res (n x n)."""
+
+    def __init__(self, inputs: int, shape: tuple[int, ...], bias: Fill, phi: Fill) -> None:
+        super().__init__()
+        self.shape = shape
+        self.add("phi", (inputs, math.prod(shape)), phi)
+        self.add("bias", shape, bias)
+        self.add("alpha", (1,), constant(0.01))
+
+    def forward(self, flat: Tensor) -> Tensor:
+        return self.alpha * (flat @ self.phi).unflatten(-1, self.shape) + self.bias
+
+
+def _own(tensor: Tensor, generator: torch.Generator | None, *, stream: int) -> None:
+    """b_pre: +3 on the site's own stream, -3 elsewhere."""
+    tensor.fill_(-3.0)
+    tensor[stream] = 3.0
+
+
+def _kept(tensor: Tensor, generator: torch.Generator | None) -> None:
+    """b_res = 6 I - 3: a stream keeps 99 % of itself."""
+    tensor.fill_(-3.0)
+    tensor.fill_diagonal_(3.0)
+
+
+class Mappings(nn.Module):
+    """H_pre = sigmoid, H_post = 2 sigmoid, H_res = Sinkhorn of their mappings.
+
+    The first site has n equal streams: pre only scales and res does nothing. After the last, the head sums the
+    streams, which a doubly stochastic H_res cannot change (20 rounds of Sinkhorn leave it a column error of 1e-3 to
+    1e-2, so the paper's last H_res is not quite nothing). What could not learn is not built.
+    """
+
+    def __init__(self, plan: Plan, streams: int, site: Site, iterations: int, init: str) -> None:
+        super().__init__()
+        self.streams, self.iterations = streams, iterations
+        inputs, a6 = streams * plan.width, init == "a6"
+        zero, phi = constant(0.0), constant(0.0) if a6 else normal(0.02)
+        own = partial(_own, stream=home(streams, site)) if a6 else zero
+        self.pre = Mapping(inputs, (streams,), own, phi) if site.index else None
+        self.post = Mapping(inputs, (streams,), zero, phi)
+        inside = 0 < site.index < len(plan.sites) - 1
+        self.res = Mapping(inputs, (streams, streams), _kept if a6 else zero, phi) if inside else None
+
+    def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """pre [b t n], post [b t n] and res [b t n n]."""
+        flat = ops.rms_norm(H.flatten(-2).to(accumulator(H.dtype)), EPS).to(self.post.phi.dtype)
+        rows = H.shape[:2]
+        pre = (
+            self.pre(flat).sigmoid() if self.pre is not None else flat.new_full((*rows, self.streams), 1 / self.streams)
+        )
+        post = 2 * self.post(flat).sigmoid()
+        if self.res is not None:
+            return pre, post, ops.sinkhorn(self.res(flat), iterations=self.iterations)
+        return pre, post, torch.eye(self.streams, dtype=flat.dtype, device=flat.device).expand(*rows, -1, -1)
+
+
+@register("mhc")
+class MHC(Stream[Tensor]):
+    """x = H_pre H; H <- H_res H + H_post' f(norm(x)), H_res doubly stochastic; the embedding is copied, the head sums.
+
+    pre, post and res are affine in rmsnorm(vec H), through sigmoid, 2 sigmoid and Sinkhorn (columns then rows,
+    `iterations` rounds, so that rows are exact). Products of H_res keep the mean of the streams, up to column errors.
+
+    init   a6: phi = 0, b_pre = +3 on the site's own stream and -3 elsewhere, b_res = 6 I - 3 (published with the
+           conference version); random: phi ~ N(0, 0.02^2), biases 0. Both tell the streams apart; with phi = 0 and
+           b = 0 they would stay equal for ever, so that start is not offered.
+    """
+
+    paper = "arXiv 2512.24880"
+    cases = ("", "streams=2", "init=random,iterations=8")
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        streams: int = 4,
+        iterations: int = 20,
+        init: Literal["a6", "random"] = "a6",
+    ) -> None:
+        super().__init__(plan)
+        if streams < 2:
+            raise ValueError(f"mhc: streams={streams}: with one stream H_res is 1 and H_pre only scales; use standard")
+        if iterations < 1:
+            raise ValueError(f"mhc: iterations={iterations} would leave exp(logits) unnormalised; at least 1")
+        self.streams = streams
+        self.each(lambda site: None if site.kind == "head" else Mappings(plan, streams, site, iterations, init))
+
+    @property
+    def starts(self) -> Start:
+        return "eps" if self.options["init"] == "a6" else "no"
+
+    def open(self, x: Tensor, past: Past = None) -> Tensor:
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
+
+    def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
+        if site.kind == "head":
+            return Read(norm(H.sum(-2)))
+        pre, post, res = self.part(site)(H)
+        (x,) = ops.remix(pre[..., None], H).unbind(-2)
+        return Read(norm(x), carry=(ops.remix(res.transpose(-1, -2), H), post))
+
+    def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
+        rest, post = read.carry
+        return rest + post.to(y.dtype)[..., None] * y[..., None, :]
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
+
+    def routing(self, H: Tensor, site: Site) -> Routing | None:
+        if site.kind == "head":
+            return None
+        pre, _, _ = self.part(site)(H)
+        return Routing(H.unbind(-2), pre.movedim(-1, 0)[None, ..., None])

@@ -1,0 +1,161 @@
+"""MUDDFormer: token-dependent dense connections, one mixture each for q, k, v and the residual."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from residua import ops
+from residua.ops.norm import accumulator
+from residua.plan import Plan, Site
+from residua.registry import register
+from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.streams._parts import Part, block_names, constant, normal, opens_block, positive, recent
+from residua.streams.denseformer import Dense
+
+T = TypeVar("T")
+
+EPS = 1e-6
+"""Of the norms: the post-norm's slope at zero, its gain 1e-3 over sqrt(EPS), is then exactly 1."""
+
+
+class Dynamic(Part):
+    """A = gelu(rmsnorm(x) W1) W2 + a: the weights of C mixtures over n sources, for every token."""
+
+    def __init__(self, width: int, lanes: int, sources: int, hidden: int, prepost: str) -> None:
+        super().__init__()
+        self.lanes, self.sources = lanes, sources
+        self.add("W1", (width, hidden), normal(width**-0.5))
+        self.add("W2", (hidden, lanes * sources), constant(0.0))
+        self.add("a", (lanes, sources), constant(0.0) if prepost != "none" else recent(1.0))
+        if prepost != "none":
+            self.add("post", (lanes if prepost == "all" else 1, width), constant(1e-3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The weights as [lane n b t], in the accumulation type: bfloat16 is too coarse for them."""
+        wide = accumulator(x.dtype)
+        hidden = F.gelu(ops.rms_norm(x.to(wide), EPS) @ self.W1.to(wide))
+        weights = (hidden @ self.W2.to(wide)).unflatten(-1, (self.lanes, self.sources))
+        return (weights + self.a.to(wide)).permute(2, 3, 0, 1)
+
+    def scale(self, mixed: Tensor) -> Tensor:
+        """gain / rms of every lane that has a post-norm, 1 of the others, as [lane b t d]."""
+        wide = mixed.to(accumulator(mixed.dtype))
+        normed = self.post[:, None, None] * (wide.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        plain = torch.ones_like(wide[: len(mixed) - len(self.post)])
+        return torch.cat([plain, normed[len(plain) :]])
+
+
+@register("mudd")
+class MUDD(Stream[Dense]):
+    """x^c = sum_j A^c_j(x_i) x_j for c in q, k, v, r; h = x^r + attn(q, k, v); A = gelu(rmsnorm(x_i) W1) W2 + a.
+
+    Sources are the states after each block; the newest decides the weights, which may be negative. W2 = 0 and a
+    one-hot make the design the standard Transformer at the start. A block that opens with a sublayer of one input
+    has two mixtures, x and r; the head has one, with a hidden layer four times as wide.
+
+    prepost    PrePostDANorm for deep, narrow models: sources are RMS-normalised, and x^c = x_i + post(sum), post a
+               norm with gain from 1e-3. `all` is the paper; `r`, as in the released code, norms that lane alone.
+               (a then starts at 0; the norm of the sources has no gain.)
+    window     keep the embedding and the states of the last `window` blocks (the paper's SWn).
+    dilation, period   as in DenseFormer: every k-th source, after every p-th block; a window then counts those.
+    hidden     paper: lanes x sources; released: that, rounded up past the next multiple of 64.
+    """
+
+    paper = "arXiv 2502.12170"
+    cases = (
+        "",
+        "prepost=all",
+        "prepost=r",
+        "window=1",
+        "dilation=2,period=2",
+        "hidden=released",
+        "window=2,dilation=2,prepost=r",
+    )
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        prepost: Literal["none", "all", "r"] = "none",
+        window: int | None = None,
+        dilation: int = 1,
+        period: int = 1,
+        hidden: Literal["paper", "released"] = "paper",
+    ) -> None:
+        super().__init__(plan)
+        positive(self.name, dilation=dilation, period=period, window=1 if window is None else window)
+        self.prepost, self.window, self.dilation, self.period = prepost != "none", window, dilation, period
+
+        def make(site: Site) -> Dynamic | None:
+            count = len(self.sources(site))
+            if not count:
+                return None
+            lanes = self._lanes(site)
+            wide = 4 * count if site.kind == "head" else lanes * count
+            return Dynamic(plan.width, lanes, count, wide if hidden == "paper" else (wide // 64 + 1) * 64, prepost)
+
+        self.each(make)
+
+    @property
+    def starts(self) -> Start:
+        return "standard"
+
+    def feeds(self, site: Site) -> int:
+        return 3 if self.part(site) is not None and site.lanes == 3 else 1
+
+    def open(self, x: Tensor, past: Past = None) -> Dense:
+        return Dense(x, (self._source(x),))
+
+    def read(self, s: Dense, site: Site, norm: Norm) -> Read:
+        part = self.part(site)
+        if part is None:
+            return Read(norm(s.h), carry=s.h)
+        mixed = ops.mix(part(s.h), self._taken(s.sources))
+        if self.prepost:
+            mixed = s.h + (part.scale(mixed) * mixed).to(s.h.dtype)
+        *lanes, r = mixed
+        return Read(norm(*lanes or (r,)), carry=r)
+
+    def write(self, s: Dense, site: Site, read: Read, y: Tensor) -> Dense:
+        h = read.carry + y
+        return Dense(h, self._kept((*s.sources, self._source(h))) if site.last else s.sources)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        if not opens_block(site) or site.layer % self.period:
+            return ()
+        taken = self._taken(block_names(site.layer))
+        forgotten = site.kind == "head" and len(taken) == 1 and not self.prepost  # a gain, which the norm undoes
+        return () if forgotten else taken
+
+    def routing(self, s: Dense, site: Site) -> Routing | None:
+        part = self.part(site)
+        if part is None:
+            return None
+        values, weights = self._taken(s.sources), part(s.h)
+        read = slice(None) if site.kind == "head" else slice(-1)  # r is carried to the write, not read
+        if not self.prepost:
+            return Routing(values, weights[read, ..., None])
+        return Routing(values, weights[read, ..., None], s.h, part.scale(ops.mix(weights, values))[read])
+
+    def _source(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, EPS) if self.prepost else x
+
+    def _lanes(self, site: Site) -> int:
+        return 1 if site.kind == "head" else site.lanes + 1
+
+    def _taken(self, sources: tuple[T, ...]) -> tuple[T, ...]:
+        """Every dilation-th source counted back from the newest; in a window, the last of them, and the embedding if
+        it is among them."""
+        taken = sources[:: -self.dilation][::-1]
+        if self.window is None or len(taken) <= self.window:
+            return taken
+        embed = sources[:1] if (len(sources) - 1) % self.dilation == 0 else ()
+        return (*embed, *taken[-self.window :])
+
+    def _kept(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What later sites can still read."""
+        return sources if self.dilation > 1 else self._taken(sources)
