@@ -1,0 +1,10 @@
+"""The house backbone: a decoder (or encoder) in which no residual design is named."""
+
+from residua.model.cache import Cache as Cache
+from residua.model.config import ModelConfig as ModelConfig
+from residua.model.generate import generate as generate
+from residua.model.objective import mask_tokens as mask_tokens
+from residua.model.objective import token_loss as token_loss
+from residua.model.sizes import Sizes as Sizes
+from residua.model.sizes import measure as measure
+from residua.model.transformer import Transformer as Transformer

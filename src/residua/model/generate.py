@@ -1,0 +1,92 @@
+"""Decoding: greedy or sampled, one token at a time, with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from residua.model.cache import Cache
+from residua.model.transformer import Transformer
+
+
+def generate(
+    model: Transformer,
+    ids: Int[Tensor, "b t"],
+    tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Int[Tensor, "b n"]:
+    """The prompt and up to `tokens` new ones.
+
+    temperature: 0 takes the likeliest token; above 0 samples.
+    top_k, top_p: sample from the k likeliest, or from the fewest that hold p of the probability.
+    stop:        a row that produced this token repeats it; decoding ends when every row has.
+    """
+    new = list(
+        stepwise(model, ids, tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop, generator=generator)
+    )
+    return torch.cat([ids, *(token[:, None] for token in new)], 1)
+
+
+def stepwise(
+    model: Transformer,
+    ids: Int[Tensor, "b t"],
+    tokens: int,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Int[Tensor, " b"]]:
+    """The same, token by token as they are made."""
+    if ids.shape[1] < 1:
+        raise ValueError("a prompt needs at least one token")
+    if tokens < 0:
+        raise ValueError(f"tokens={tokens} must not be negative")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} must not be negative; 0 is greedy")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    cache = Cache()
+    done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+    step = ids
+    for _ in range(tokens):
+        with torch.inference_mode():
+            logits = model(step, cache=cache)[:, -1]
+            token = _choose(logits, temperature, top_k, top_p, generator)
+            if stop is not None:
+                token = torch.where(done, stop, token)
+                done = done | (token == stop)
+        yield token.clone()
+        if stop is not None and bool(done.all()):
+            return
+        step = token[:, None]
+
+
+def _choose(
+    logits: Float[Tensor, "b vocab"],
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    generator: torch.Generator | None,
+) -> Int[Tensor, " b"]:
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+    if top_p is not None:
+        ordered, order = logits.softmax(-1).sort(descending=True)
+        beyond = ordered.cumsum(-1) - ordered >= top_p  # the token that crosses p stays
+        logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -torch.inf)
+    return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)

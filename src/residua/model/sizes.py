@@ -1,0 +1,127 @@
+"""What a model costs, from its configuration alone: parameters, operations and state, without allocating it.
+
+The model is built on the meta device and its stream is walked there, so that every design is counted by what it
+does and none needs a formula of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from residua.model.config import ModelConfig
+from residua.model.transformer import Transformer
+from residua.stream import Read, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Counts for one configuration and sequence length. A multiplication and an addition are two operations."""
+
+    parameters: int
+    stream_parameters: int
+    """Those of the residual design."""
+    flops_per_token: float
+    """One forward, head included."""
+    stream_flops_per_token: float
+    """The design's own reads and writes."""
+    state_floats: Mapping[str, int]
+    """Numbers per token in the state after each site's write: what a pipeline cut there sends."""
+    cache_floats: int
+    """Numbers per sequence that decoding keeps after `tokens` tokens: keys, values, windows, tails, past."""
+
+    def state_bytes(self, dtype: torch.dtype = torch.float32) -> dict[str, int]:
+        """`state_floats` in bytes."""
+        return {site: floats * dtype.itemsize for site, floats in self.state_floats.items()}
+
+
+def measure(config: ModelConfig, tokens: int = 1024) -> Sizes:
+    """Count a configuration at a sequence length."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    stream_flops = _stream_flops(model.stream, 2) - _stream_flops(model.stream, 1)
+    sublayers = [sublayer for block in model.blocks for sublayer in block.sublayers]
+    norms = 4 * config.width * (len(sublayers) + 1)
+    head = 2 * config.width * config.vocab
+    return Sizes(
+        parameters=sum(p.numel() for p in model.parameters()),
+        stream_parameters=sum(p.numel() for p in model.stream.parameters()),
+        flops_per_token=sum(sublayer.flops(tokens) for sublayer in sublayers) + stream_flops + norms + head,
+        stream_flops_per_token=stream_flops,
+        state_floats=state_floats(model.stream),
+        cache_floats=_cache_floats(model, tokens),
+    )
+
+
+def state_floats(stream: Stream[Any]) -> dict[str, int]:
+    """Numbers per token in the state after each write; a tensor held twice is sent once.
+
+    Two sequence lengths are walked and subtracted: what a design keeps per sequence drops out.
+    """
+    with torch.device("meta"):
+        (two, _), (one, _) = _walk(stream, 2), _walk(stream, 1)
+    return {site: two[site] - one[site] for site in two}
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the operations of everything that runs inside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        if name in ("mm", "bmm", "mv", "dot", "addmm", "addmv"):
+            self.flops += 2 * outputs[0].numel() * args[1 if name.startswith("add") else 0].shape[-1]
+        elif name in _SILENT or func.is_view or not outputs or not outputs[0].is_floating_point():
+            pass
+        else:  # elementwise and reductions: one operation per element of the larger side
+            self.flops += max(leaf.numel() for leaf in (*inputs, outputs[0]))
+        return out
+
+
+# They move or fill memory and compute nothing.
+_SILENT = frozenset(
+    ("_to_copy", "clone", "copy_", "stack", "cat", "detach", "contiguous", "constant_pad_nd", "fill_", "empty",
+     "empty_like", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "new_full", "eye",
+     "arange")
+)  # fmt: skip
+
+
+def _stream_flops(stream: Stream[Any], tokens: int) -> int:
+    counter = _Counter()
+    with torch.device("meta"), counter:
+        _walk(stream, tokens)
+    return counter.flops
+
+
+def _walk(stream: Stream[Any], tokens: int) -> tuple[dict[str, int], Any]:
+    """Run the stream with sublayers that do nothing: the numbers in its state after each write, and the last state."""
+    width = stream.plan.width
+    state = stream.open(torch.empty(1, tokens, width))
+    held = {}
+    for site in stream.plan.sites:
+        read: Read = stream.read(state, site, lambda *lanes: lanes)
+        state = stream.write(state, site, read, torch.empty(1, tokens, width))
+        held[site.name] = sum({id(leaf): leaf.numel() for leaf in pytree.tree_leaves(state)}.values())
+    stream.read(state, stream.plan.head, lambda *lanes: lanes)
+    return held, state
+
+
+def _cache_floats(model: Transformer, tokens: int) -> int:
+    """What the sublayers and the design keep after `tokens` tokens of one sequence."""
+    kept = sum(sublayer.cache_floats(tokens) for block in model.blocks for sublayer in block.sublayers)
+    with torch.device("meta"):
+        state = _walk(model.stream, 1)[1]
+        past = model.stream.past(state)
+    return kept + sum(leaf.numel() for leaf in pytree.tree_leaves(past) if leaf is not None)

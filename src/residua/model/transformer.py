@@ -1,0 +1,144 @@
+"""The backbone: a loop of reads, sublayers and writes. No design is named here."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from residua.model.cache import Cache
+from residua.model.config import ModelConfig
+from residua.model.sublayers import Context, LaneNorm, make_sublayer, rotations
+from residua.plan import Site
+from residua.registry import build
+from residua.stream import Stream
+
+
+class Block(nn.Module):
+    """The unit of checkpointing, sharding and pipeline cuts."""
+
+    def __init__(self, config: ModelConfig, sites: tuple[Site, ...], stream: Stream[Any]) -> None:
+        super().__init__()
+        self.sites = sites
+        self.sublayers = nn.ModuleList(
+            make_sublayer(config, site, slot, stream.feeds(site))
+            for site, slot in zip(sites, config.slots, strict=True)
+        )
+
+    def forward(self, state: Any, stream: Stream[Any], context: Context) -> Any:
+        for site, sublayer in zip(self.sites, self.sublayers, strict=True):
+            read = stream.read(state, site, sublayer.norm)
+            state = stream.write(state, site, read, sublayer(*read.lanes, context=context))
+        return state
+
+
+class Transformer(nn.Module):
+    """Token ids to logits, through any residual design and any layout."""
+
+    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+        super().__init__()
+        self.config, self.plan = config, config.plan
+        self.stream = build(config.design, self.plan)
+        self.embed = nn.Embedding(config.vocab, config.width)
+        self.blocks = nn.ModuleList(Block(config, self.plan.block(layer), self.stream) for layer in range(config.depth))
+        self.norm = LaneNorm(config.width, 1, config.eps)
+        self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self._refuse()
+        self.initialise(seed)
+
+    def forward(
+        self,
+        ids: Int[Tensor, "b t"],
+        *,
+        mask: Bool[Tensor, "b t"] | None = None,
+        cache: Cache | None = None,
+        checkpointed: bool = False,
+    ) -> Float[Tensor, "b t vocab"]:
+        """Logits for every position.
+
+        mask:         False where `ids` is padding.
+        cache:        what earlier tokens left; it takes the new ones in.
+        checkpointed: recompute each block in the backward pass instead of keeping its activations.
+        """
+        context = self.context(ids, mask, cache)
+        state = self.stream.open(self.embed(ids), past=None if cache is None else cache.past)
+        for block in self.blocks:
+            if checkpointed:
+                state = checkpoint(block, state, self.stream, context, use_reentrant=False)
+            else:
+                state = block(state, self.stream, context)
+        if cache is not None:
+            cache.past = self.stream.past(state)
+            cache.length += ids.shape[1]
+        (x,) = self.stream.read(state, self.plan.head, self.norm).lanes
+        return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+
+    def context(self, ids: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Context:
+        """What the sublayers of one forward share."""
+        if cache is not None:
+            if not self.config.causal:
+                raise ValueError("an encoder looks both ways and cannot decode with a cache")
+            if mask is not None:
+                raise ValueError("a cache holds rows of equal length; batch prompts of one length, without a mask")
+            if torch.is_grad_enabled():
+                raise ValueError("decode under torch.inference_mode() or torch.no_grad(): a cache keeps no graph")
+        before = 0 if cache is None else cache.length
+        positions = torch.arange(before, before + ids.shape[1], device=ids.device)
+        head_width = self.config.width // self.config.heads
+        rotation = rotations(positions, head_width, self.config.rope_base, self.embed.weight.dtype)
+        return Context(positions, rotation, self.config.causal, mask, cache)
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Every parameter at its start: N(0, init_std^2), divided by sqrt(sublayers) for those that write.
+
+        Each is drawn from a generator seeded by its own name, so that models of one seed share the weights of
+        their sublayers to the last bit, whatever their designs.
+        """
+        writers = {
+            id(parameter): 0.0 if getattr(sublayer, "zero", False) else len(self.plan.sites) ** -0.5
+            for block in self.blocks
+            for sublayer in block.sublayers
+            for parameter in sublayer.writers()
+        }
+        for name, parameter in self.named_parameters():
+            if name.startswith("stream."):
+                continue
+            if name.rsplit(".", 2)[-2].endswith("norm"):
+                parameter.fill_(1.0)
+            else:
+                std = self.config.init_std * writers.get(id(parameter), 1.0)
+                parameter.normal_(0.0, std, generator=_named(parameter, seed, name))
+        self.stream.reset(_named(self.embed.weight, seed, "stream"))
+
+    def _refuse(self) -> None:
+        """Combinations that would not be what they say they are."""
+        if self.stream.starts == "eps":
+            most = max(len(self.stream.sources(site)) for site in self.plan.readers) or 1
+            limit = 0.05 * (self.config.init_std / most) ** 2
+            if self.config.eps > limit:
+                raise ValueError(
+                    f"{self.stream.spec} starts as the standard network only while eps is small beside the read: it "
+                    f"averages up to {most} sources, so eps={self.config.eps:g} must be at most {limit:.1g} "
+                    "(or raise init_std, or use fewer sources)"
+                )
+        if self.stream.reads_direction:
+            for site, slot in zip(self.plan.block(0), self.config.slots, strict=True):
+                if slot.options.get("start") == "zero":
+                    raise ValueError(
+                        f"{self.stream.spec} writes along the direction of a sublayer's output, and {site.name} starts "
+                        "at zero, which has none; drop start=zero"
+                    )
+
+
+def _named(like: Tensor, seed: int, name: str) -> torch.Generator | None:
+    """A generator of its own for every name; none on the meta device, where nothing is drawn."""
+    if like.device.type == "meta":
+        return None
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator(like.device).manual_seed(int.from_bytes(digest[:8], "little") >> 1)
