@@ -1,0 +1,421 @@
+"""The laws that every residual design must obey, and the tolerances they are judged by.
+
+Shipped with the library: a design that lives in another package gets all of them with
+
+    from residua.testing import check
+    check("mine:option=3")                # every law, every layout; raises on the first that fails
+
+and with `cases`, `LAWS` and a parametrised test each shows up under a name of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from residua.model import Cache, ModelConfig, Transformer, measure, token_loss
+from residua.options import options_of
+from residua.registry import build, design, names
+from residua.spec import parse, render
+
+TOLERANCE = {
+    torch.float64: (1e-12, 1e-11),
+    torch.float32: (2e-6, 5e-6),
+    torch.bfloat16: (6e-3, 1e-2),
+}
+"""RMS error over RMS reference allowed to the values and the gradients of an op, by type."""
+
+
+def error(actual: Tensor, expected: Tensor) -> float:
+    """RMS(actual - expected) / RMS(expected), in float64; infinite where either is not finite."""
+    actual, expected = actual.detach().double(), expected.detach().double()
+    if actual.shape != expected.shape:
+        raise AssertionError(f"shapes differ: {tuple(actual.shape)} and {tuple(expected.shape)}")
+    if not (actual.isfinite().all() and expected.isfinite().all()):
+        return math.inf
+    gap, size = (actual - expected).square().mean().sqrt(), expected.square().mean().sqrt()
+    return 0.0 if gap == 0 else (gap / size).item()
+
+
+def assert_close(actual: Tensor, expected: Tensor, what: str = "values", *, gradient: bool = False) -> None:
+    """Fail where the error exceeds the table's row for the narrower of the two types."""
+    dtype = min(actual.dtype, expected.dtype, key=lambda one: one.itemsize)
+    found, allowed = error(actual, expected), TOLERANCE[dtype][gradient]
+    assert found <= allowed, f"{what}: relative error {found:.3g}, allowed {allowed:.3g}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A design with its options in one layout."""
+
+    spec: str
+    layout: str = "attn,mlp"
+    causal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.spec}-{self.layout}{'' if self.causal else '-encoder'}"
+
+    def config(self, **changes: Any) -> ModelConfig:
+        """A model small enough to check thoroughly: 3 blocks of width 16."""
+        settings: dict[str, Any] = {
+            "vocab": 23, "width": 16, "depth": 3, "heads": 2, "kv_heads": 1, "mlp_width": 24, "init_std": 0.3,
+            "layout": self.layout, "design": self.spec, "causal": self.causal,
+        }  # fmt: skip
+        return ModelConfig(**(settings | changes))
+
+    def model(self, *, moved: bool = True, dtype: torch.dtype = torch.float64, **changes: Any) -> Transformer:
+        """The model in float64; `moved`: every parameter of the stream away from its start."""
+        model = Transformer(self.config(**changes), seed=1)
+        if moved:
+            generator = torch.Generator().manual_seed(2)
+            with torch.no_grad():
+                for parameter in model.stream.parameters():
+                    parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+        return model.to(dtype)
+
+
+def ids(rows: int = 2, tokens: int = 9) -> Tensor:
+    """Token ids, the same at every call."""
+    return torch.randint(23, (rows, tokens), generator=torch.Generator().manual_seed(3))
+
+
+LAYOUTS = (
+    ("attn,mlp", True),
+    ("swa:window=3,attn,mlp", True),
+    ("conv,attn,canon,swa:window=4:mode=local,mlp", True),
+    ("attn,mlp", False),
+)
+"""The layouts, and whether causal, that every design is checked in: every sublayer kind, and an encoder."""
+
+
+def specs(name: str) -> list[str]:
+    """The spec strings of a design's own cases."""
+    return [render(name, parse(f"{name}:{case}")[1]) if case else name for case in design(name).cases]
+
+
+def cases(*only: str) -> list[Case]:
+    """Every design (or those named) x its option cases x the layouts."""
+    return [
+        Case(spec, layout, causal) for name in only or names() for spec in specs(name) for layout, causal in LAYOUTS
+    ]
+
+
+Law = Callable[[Case], None]
+LAWS: dict[str, Law] = {}
+
+
+def law(check: Law) -> Law:
+    """Add a function of a `Case` to the laws."""
+    LAWS[check.__name__.removeprefix("law_")] = check
+    return check
+
+
+def check(spec: str, layouts: tuple[tuple[str, bool], ...] = LAYOUTS) -> None:
+    """Hold one design to every law in every layout."""
+    for layout, causal in layouts:
+        for name, one in LAWS.items():
+            try:
+                one(Case(spec, layout, causal))
+            except AssertionError as failure:
+                raise AssertionError(f"{spec} in {layout} breaks the law {name}: {failure}") from failure
+
+
+def uncovered(name: str) -> list[str]:
+    """Option values of a design that none of its cases uses: both values of a bool, every word of a choice, and
+    one value other than the default of a number."""
+    given = [parse(spec)[1] for spec in specs(name)]
+    missing = []
+    for key, option in options_of(design(name)).items():
+        used = {values.get(key, option.default) for values in given}
+        wanted = option.choices or ((True, False) if option.kind is bool else ())
+        missing += [f"{key}={value}" for value in wanted if value not in used]
+        if not wanted and not used - {option.default}:
+            missing.append(f"{key} other than {option.default}")
+    return missing
+
+
+def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Any, Any, Any]]:
+    """Every (site, state before its read, norm) of one forward, the head last."""
+    context = model.context(tokens)
+    state = model.stream.open(model.embed(tokens))
+    for block in model.blocks:
+        for site, sublayer in zip(block.sites, block.sublayers, strict=True):
+            yield site, state, sublayer.norm
+            read = model.stream.read(state, site, sublayer.norm)
+            state = model.stream.write(state, site, read, sublayer(*read.lanes, context=context))
+    yield model.plan.head, state, model.norm
+
+
+def _gradients(model: nn.Module, tokens: Tensor, **options: Any) -> dict[str, Tensor]:
+    model.zero_grad()
+    token_loss(model(tokens, **options), tokens.roll(-1, 1)).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@law
+def law_shapes_and_types(case: Case) -> None:
+    """A read returns `feeds(site)` lanes of the embedding's shape and type, and the state keeps that type: in
+    float32, in bfloat16, and in bfloat16 with the design's own parameters left in float32."""
+    for dtype, own in ((torch.float32, torch.float32), (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)):
+        model = case.model(dtype=dtype)
+        model.stream.to(own)
+        for site, state, norm in walk(model, ids()):
+            lanes = model.stream.read(state, site, norm).lanes
+            fed = model.stream.feeds(site)
+            assert len(lanes) == fed, f"{site.name}: read gave {len(lanes)} lanes, feeds says {fed}"
+            assert fed in (1, site.lanes), f"{site.name} takes 1 or {site.lanes} lanes, not {fed}"
+            for lane in lanes:
+                assert lane.shape == (*ids().shape, 16), f"{site.name}: a lane of shape {tuple(lane.shape)}"
+                assert lane.dtype == dtype, f"{site.name}: a {lane.dtype} lane from a {dtype} stream"
+            for leaf in pytree.tree_leaves(state):
+                assert leaf.dtype == dtype, f"{site.name}: {leaf.dtype} in the state of a {dtype} stream"
+
+
+@law
+def law_state_is_tensors(case: Case) -> None:
+    """The state is tensors in NamedTuples and tuples: no None, list, dict or number."""
+
+    def look(node: Any, where: str) -> None:
+        if isinstance(node, tuple):
+            for place, child in enumerate(node):
+                look(child, f"{where}[{place}]")
+        else:
+            assert isinstance(node, Tensor), f"{where} is a {type(node).__name__}, not a tensor"
+
+    model = case.model()
+    for site, state, norm in walk(model, ids()):
+        look(state, f"state before {site.name}")
+        look(model.stream.read(state, site, norm).carry, f"carry of {site.name}")
+
+
+@law
+def law_pure(case: Case) -> None:
+    """A second call gives the same bits, inputs stay as they were, and the modules remember nothing."""
+    model = case.model()
+    attributes, weights = set(vars(model.stream)), {k: v.clone() for k, v in model.state_dict().items()}
+    for site, state, norm in walk(model, ids()):
+        leaves = pytree.tree_leaves(state)
+        kept, versions = [leaf.clone() for leaf in leaves], [leaf._version for leaf in leaves]
+        first, second = (model.stream.read(state, site, norm) for _ in range(2))
+        for one, other in zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True):
+            assert torch.equal(one, other), f"{site.name}: reading twice gave different bits"
+        if site.kind != "head":
+            y = first.lanes[0]
+            pair = [model.stream.write(state, site, first, y) for _ in range(2)]
+            for one, other in zip(*map(pytree.tree_leaves, pair), strict=True):
+                assert torch.equal(one, other), f"{site.name}: writing twice gave different bits"
+        assert versions == [leaf._version for leaf in leaves], f"{site.name} changed its state in place"
+        assert all(map(torch.equal, leaves, kept)), f"{site.name} changed its state in place"
+    assert set(vars(model.stream)) == attributes, "the stream grew an attribute during a forward"
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, weights[key]), f"a forward changed {key}"
+
+
+@law
+def law_checkpointing(case: Case) -> None:
+    """Gradients are the same when blocks are recomputed in the backward pass."""
+    model = case.model()
+    plain, recomputed = _gradients(model, ids()), _gradients(model, ids(), checkpointed=True)
+    assert plain.keys() == recomputed.keys()
+    for name, gradient in plain.items():
+        assert_close(recomputed[name], gradient, f"gradient of {name}", gradient=True)
+
+
+@law
+def law_cut_anywhere(case: Case) -> None:
+    """The state, taken to pieces and rebuilt from copies after any write, gives the same logits: a pipeline may
+    cut there."""
+    model = case.model()
+    whole, context = model(ids()), model.context(ids())
+    state = model.stream.open(model.embed(ids()))
+    for block in model.blocks:
+        for site, sublayer in zip(block.sites, block.sublayers, strict=True):
+            leaves, shape = pytree.tree_flatten(state)
+            state = pytree.tree_unflatten([leaf.clone() for leaf in leaves], shape)
+            read = model.stream.read(state, site, sublayer.norm)
+            state = model.stream.write(state, site, read, sublayer(*read.lanes, context=context))
+    leaves, shape = pytree.tree_flatten(state)
+    (x,) = model.stream.read(
+        pytree.tree_unflatten([x.clone() for x in leaves], shape), model.plan.head, model.norm
+    ).lanes
+    assert_close(x @ model.embed.weight.T, whole, "logits after cuts")
+
+
+@law
+def law_decode(case: Case) -> None:
+    """Token by token, and in chunks, with a cache: the logits of the full forward. An encoder refuses."""
+    model, tokens = case.model(), ids()
+    if not case.causal:
+        try:
+            with torch.no_grad():
+                model(tokens, cache=Cache())
+        except ValueError:
+            return
+        raise AssertionError("an encoder took a cache")
+    with torch.no_grad():
+        whole = model(tokens)
+        for chunks in ([1] * 9, [2, 1, 5, 1], [7, 2]):
+            cache = Cache()
+            parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
+            assert_close(torch.cat(parts, 1), whole, f"logits decoded in chunks of {chunks}")
+
+
+@law
+def law_causal(case: Case) -> None:
+    """A token changes no logit before it, and some from it on; in an encoder it changes some before it."""
+    model, tokens = case.model(), ids()
+    with torch.no_grad():
+        whole = model(tokens)
+        for place in (0, 4, 8):
+            changed = tokens.clone()
+            changed[:, place] = (changed[:, place] + 1) % 23
+            gap = (model(changed) - whole).abs().amax((0, 2))
+            assert gap[place:].max() > 1e-9, f"token {place} changes nothing"
+            if case.causal:
+                assert not place or gap[:place].max() == 0, f"token {place} changes logits before it"
+            else:
+                assert not place or gap[:place].max() > 1e-9, f"token {place} is unseen by an encoder's earlier tokens"
+
+
+@law
+def law_every_parameter_learns(case: Case) -> None:
+    """Three optimizer steps from the declared start move every parameter (a zero gate first, its query after),
+    by gradients that are no rounding noise; so a parameter that cannot move does not exist."""
+    model = case.model(moved=False, eps=1e-30)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    felt = dict.fromkeys(start, 0.0)
+    for _ in range(3):
+        for name, gradient in _gradients(model, ids()).items():
+            felt[name] = max(felt[name], gradient.abs().max().item())
+        optimizer.step()
+    largest = max(felt.values())
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, start[name]), f"{name} has not moved"
+        assert felt[name] > 1e-12 * largest, f"{name} is moved by rounding alone: gradient {felt[name]:.1g}"
+
+
+@law
+def law_weights_reproduce_the_read(case: Case) -> None:
+    """base + scale * sum_n weights[n] values[n] is what `read` hands to the norm, with one weight per source."""
+    model = case.model()
+    for site, state, _ in walk(model, ids()):
+        routing, sources = model.stream.routing(state, site), model.stream.sources(site)
+        if routing is None:
+            assert not sources, f"{site.name} names sources but has no routing"
+            assert model.stream.weights(state, site) is None
+            continue
+        assert len(sources) == len(set(sources)), f"{site.name} names a source twice: {sources}"
+        counts = len(sources), len(routing.values), routing.weights.shape[1]
+        assert len(set(counts)) == 1, f"{site.name}: {counts} names, values and weights"
+        assert routing.weights.shape[2:4] == ids().shape, (
+            f"{site.name}: weights of shape {tuple(routing.weights.shape)}"
+        )
+        assert torch.equal(model.stream.weights(state, site), routing.weights)
+        raw = torch.stack(model.stream.read(state, site, lambda *lanes: lanes).lanes)
+        assert_close(routing.mixed(), raw, f"the read of {site.name} from its weights")
+
+
+@law
+def law_starts_as_declared(case: Case) -> None:
+    """Untrained, the design is the standard network, or is up to eps, or is not: exactly as `starts` says."""
+    starts = case.model(moved=False).stream.starts
+    settings = {"eps": 1e-30} if starts == "eps" else {}
+    own = case.model(moved=False, **settings)(ids())
+    plain = Case("standard", case.layout, case.causal).model(moved=False, **settings)(ids())
+    gap = error(own, plain)
+    if starts == "no":
+        assert gap > 1e-6, f"declared not to start as the standard network, but is within {gap:.1g} of it"
+    else:
+        assert gap < 1e-12, f"declared to start as the standard network ({starts}), but is {gap:.3g} off"
+
+
+@law
+def law_start_survives_a_framework(case: Case) -> None:
+    """`reset` restores the start whatever was done to the parameters, and a blanket re-initialisation of linear
+    layers and embeddings never touches them."""
+    model = Transformer(case.config())
+    fresh = {k: v.clone() for k, v in model.stream.state_dict().items()}
+
+    def blanket(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight)
+
+    model.apply(blanket)
+    for key, value in model.stream.state_dict().items():
+        assert torch.equal(value, fresh[key]), f"re-initialising linear layers changed stream.{key}"
+    with torch.no_grad():
+        for parameter in model.stream.parameters():
+            parameter.normal_()
+    model.initialise(0)
+    for key, value in model.stream.state_dict().items():
+        assert torch.equal(value, fresh[key]), f"reset did not restore stream.{key}"
+
+
+@law
+def law_configuration_round_trips(case: Case) -> None:
+    """The spec string and the JSON form both build the same design again."""
+    stream = case.model().stream
+    for again in (build(stream.spec, stream.plan), build(stream.config, stream.plan)):
+        assert again.config == stream.config, f"{stream.config} came back as {again.config}"
+        assert again.spec == stream.spec
+        assert again.state_dict().keys() == stream.state_dict().keys()
+    changed = ModelConfig.from_json(case.config().to_json())
+    assert changed == case.config()
+
+
+@law
+def law_sizes_are_true(case: Case) -> None:
+    """Counted from the plan without allocating: the parameters, state and cache that a real forward has."""
+    model, sizes = case.model(dtype=torch.float32), measure(case.config(), tokens=9)
+    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    assert sizes.stream_parameters == sum(p.numel() for p in model.stream.parameters())
+    tokens = ids()
+    previous = None
+    for site, state, _ in walk(model, tokens):
+        if previous is not None:
+            unique = {id(leaf): leaf for leaf in pytree.tree_leaves(state)}
+            found = sum(leaf.numel() for leaf in unique.values() if leaf.shape[1] == tokens.shape[1])
+            assert sizes.state_floats[previous] * tokens.numel() == found, f"state after {previous}"
+        previous = site.name
+    if case.causal:
+        cache = Cache()
+        with torch.no_grad():
+            model(tokens, cache=cache)
+        positions = sum(memory.positions.nbytes for memory in cache._slots.values() if hasattr(memory, "positions"))
+        assert sizes.cache_floats * 4 * len(tokens) == cache.nbytes - positions, "decode cache"
+
+
+@law
+def law_bfloat16(case: Case) -> None:
+    """bfloat16 loses 16 bits against float32 and nothing else: its error is 2^16 times float32's, and gradients stay
+    finite. A fixed bound would judge the conditioning of a network and not its code: deep DDL stacks magnify any
+    rounding a hundredfold. Measured over all cases: 0.09 to 2.05 times 2^16; 4 is allowed.
+    """
+    exact = case.model()(ids())
+    narrow = case.model(dtype=torch.bfloat16)
+    lost, float32 = error(narrow(ids()), exact), error(case.model(dtype=torch.float32)(ids()), exact)
+    assert lost <= 4 * 2**16 * float32, f"error {lost:.3g} in bfloat16 against {float32:.3g} in float32"
+    for name, gradient in _gradients(narrow, ids()).items():
+        assert gradient.isfinite().all(), f"gradient of {name} is not finite in bfloat16"
+
+
+@law
+def law_one_graph(case: Case) -> None:
+    """torch.compile sees the whole model as one graph with no break, forward and backward, with equal results."""
+    import torch._dynamo
+
+    model = case.model(dtype=torch.float32)
+    plain = _gradients(model, ids())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert_close(compiled(ids()), model(ids()), "compiled logits")
+    for name, gradient in _gradients(compiled, ids()).items():
+        assert_close(gradient, plain[name.removeprefix("_orig_mod.")], f"compiled gradient of {name}", gradient=True)
+    torch._dynamo.reset()

@@ -1,0 +1,43 @@
+"""Every test: seeds, one thread, fresh memory poisoned with NaN, and required tools that must not be skipped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+
+import pytest
+import torch
+
+CURES = {
+    "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
+    "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
+}
+
+
+def missing(tool: str) -> bool:
+    """Whether what a mark needs is absent."""
+    if tool == "browser":
+        return not shutil.which("chromium") or importlib.util.find_spec("playwright") is None
+    return any(importlib.util.find_spec(name) is None for name in ("lm_eval", "transformers"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    required = {name.strip() for name in os.environ.get("RESIDUA_REQUIRE", "").split(",")}
+    for tool, (what, cure) in CURES.items():
+        if item.get_closest_marker(tool) and missing(tool):
+            message = f"needs {what}: {cure}"
+            if tool in required:
+                pytest.fail(f"RESIDUA_REQUIRE names {tool}, but this test {message}", pytrace=False)
+            pytest.skip(message)
+
+
+@pytest.fixture(autouse=True)
+def _clean_slate():
+    """Uninitialised memory is NaN, so that a result which reads it cannot look right by chance."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
