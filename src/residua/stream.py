@@ -88,6 +88,8 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
     """Set by `register`."""
     paper: ClassVar[str]
     """Where the equation comes from: an arXiv number or a title."""
+    mixes: ClassVar[str] = "not said"
+    """What its sources are, in a few words."""
     cases: ClassVar[tuple[str, ...]] = ("",)
     """Option strings that together use every value of every option; the laws run over each of them."""
     refuses: ClassVar[Mapping[str, str]] = {}
@@ -161,8 +163,9 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Put every parameter back to its declared start, whatever a framework's own init made of it."""
         for part in self.modules():
-            if part is not self and hasattr(part, "reset_parameters"):
-                part.reset_parameters(generator)
+            reset = getattr(part, "reset_parameters", None)
+            if part is not self and reset is not None:
+                reset(generator)
 
     @property
     def spec(self) -> str:

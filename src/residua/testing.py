@@ -76,7 +76,7 @@ class Case:
             generator = torch.Generator().manual_seed(2)
             with torch.no_grad():
                 for parameter in model.stream.parameters():
-                    parameter += 0.2 * torch.randn(parameter.shape, generator=generator)
+                    parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
         return model.to(dtype)
 
 
@@ -144,11 +144,10 @@ def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Any, Any, Any]]:
     """Every (site, state before its read, norm) of one forward, the head last."""
     context = model.context(tokens)
     state = model.stream.open(model.embed(tokens))
-    for block in model.blocks:
-        for site, sublayer in zip(block.sites, block.sublayers, strict=True):
-            yield site, state, sublayer.norm
-            read = model.stream.read(state, site, sublayer.norm)
-            state = model.stream.write(state, site, read, sublayer(*read.lanes, context=context))
+    for sublayer in model.sublayers():
+        yield sublayer.site, state, sublayer.norm
+        read = model.stream.read(state, sublayer.site, sublayer.norm)
+        state = model.stream.write(state, sublayer.site, read, sublayer(*read.lanes, context=context))
     yield model.plan.head, state, model.norm
 
 
@@ -234,12 +233,11 @@ def law_cut_anywhere(case: Case) -> None:
     model = case.model()
     whole, context = model(ids()), model.context(ids())
     state = model.stream.open(model.embed(ids()))
-    for block in model.blocks:
-        for site, sublayer in zip(block.sites, block.sublayers, strict=True):
-            leaves, shape = pytree.tree_flatten(state)
-            state = pytree.tree_unflatten([leaf.clone() for leaf in leaves], shape)
-            read = model.stream.read(state, site, sublayer.norm)
-            state = model.stream.write(state, site, read, sublayer(*read.lanes, context=context))
+    for sublayer in model.sublayers():
+        leaves, shape = pytree.tree_flatten(state)
+        state = pytree.tree_unflatten([leaf.clone() for leaf in leaves], shape)
+        read = model.stream.read(state, sublayer.site, sublayer.norm)
+        state = model.stream.write(state, sublayer.site, read, sublayer(*read.lanes, context=context))
     leaves, shape = pytree.tree_flatten(state)
     (x,) = model.stream.read(
         pytree.tree_unflatten([x.clone() for x in leaves], shape), model.plan.head, model.norm
@@ -307,9 +305,10 @@ def law_weights_reproduce_the_read(case: Case) -> None:
     model = case.model()
     for site, state, _ in walk(model, ids()):
         routing, sources = model.stream.routing(state, site), model.stream.sources(site)
+        weights = model.stream.weights(state, site)
         if routing is None:
             assert not sources, f"{site.name} names sources but has no routing"
-            assert model.stream.weights(state, site) is None
+            assert weights is None
             continue
         assert len(sources) == len(set(sources)), f"{site.name} names a source twice: {sources}"
         counts = len(sources), len(routing.values), routing.weights.shape[1]
@@ -317,7 +316,8 @@ def law_weights_reproduce_the_read(case: Case) -> None:
         assert routing.weights.shape[2:4] == ids().shape, (
             f"{site.name}: weights of shape {tuple(routing.weights.shape)}"
         )
-        assert torch.equal(model.stream.weights(state, site), routing.weights)
+        assert weights is not None, f"{site.name} has a routing but no weights"
+        assert torch.equal(weights, routing.weights)
         raw = torch.stack(model.stream.read(state, site, lambda *lanes: lanes).lanes)
         assert_close(routing.mixed(), raw, f"the read of {site.name} from its weights")
 
@@ -326,7 +326,7 @@ def law_weights_reproduce_the_read(case: Case) -> None:
 def law_starts_as_declared(case: Case) -> None:
     """Untrained, the design is the standard network, or is up to eps, or is not: exactly as `starts` says."""
     starts = case.model(moved=False).stream.starts
-    settings = {"eps": 1e-30} if starts == "eps" else {}
+    settings: dict[str, Any] = {"eps": 1e-30} if starts == "eps" else {}
     own = case.model(moved=False, **settings)(ids())
     plain = Case("standard", case.layout, case.causal).model(moved=False, **settings)(ids())
     gap = error(own, plain)
@@ -414,7 +414,7 @@ def law_one_graph(case: Case) -> None:
     model = case.model(dtype=torch.float32)
     plain = _gradients(model, ids())
     torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")  # a module, typed as a function
     assert_close(compiled(ids()), model(ids()), "compiled logits")
     for name, gradient in _gradients(compiled, ids()).items():
         assert_close(gradient, plain[name.removeprefix("_orig_mod.")], f"compiled gradient of {name}", gradient=True)

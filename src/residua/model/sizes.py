@@ -46,7 +46,7 @@ def measure(config: ModelConfig, tokens: int = 1024) -> Sizes:
     with torch.device("meta"):
         model = Transformer(config)
     stream_flops = _stream_flops(model.stream, 2) - _stream_flops(model.stream, 1)
-    sublayers = [sublayer for block in model.blocks for sublayer in block.sublayers]
+    sublayers = list(model.sublayers())
     norms = 4 * config.width * (len(sublayers) + 1)
     head = 2 * config.width * config.vocab
     return Sizes(
@@ -120,7 +120,7 @@ def _walk(stream: Stream[Any], tokens: int) -> tuple[dict[str, int], Any]:
 
 def _cache_floats(model: Transformer, tokens: int) -> int:
     """What the sublayers and the design keep after `tokens` tokens of one sequence."""
-    kept = sum(sublayer.cache_floats(tokens) for block in model.blocks for sublayer in block.sublayers)
+    kept = sum(sublayer.cache_floats(tokens) for sublayer in model.sublayers())
     with torch.device("meta"):
         state = _walk(model.stream, 1)[1]
         past = model.stream.past(state)

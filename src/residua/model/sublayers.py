@@ -69,7 +69,7 @@ class Sublayer(nn.Module):
         """Numbers that decoding keeps after `tokens` tokens of one sequence."""
         return 0
 
-    def writers(self) -> tuple[nn.Parameter, ...]:
+    def writers(self) -> tuple[Tensor, ...]:
         """The parameters that make its output: their start is scaled with depth, or zero."""
         return ()
 
@@ -124,7 +124,7 @@ class Attention(Sublayer):
     def cache_floats(self, tokens: int) -> int:
         return 2 * self.k.weight.shape[0] * tokens
 
-    def writers(self) -> tuple[nn.Parameter, ...]:
+    def writers(self) -> tuple[Tensor, ...]:
         return (self.o.weight,)
 
 
@@ -189,7 +189,7 @@ class MLP(Sublayer):
     def flops(self, tokens: int) -> float:
         return sum(2 * m.weight.numel() for m in (self.gate, self.up, self.down))
 
-    def writers(self) -> tuple[nn.Parameter, ...]:
+    def writers(self) -> tuple[Tensor, ...]:
         return (self.down.weight,)
 
 
@@ -234,7 +234,7 @@ class Canon(Sublayer):
     def cache_floats(self, tokens: int) -> int:
         return self.taps[1:].numel()
 
-    def writers(self) -> tuple[nn.Parameter, ...]:
+    def writers(self) -> tuple[Tensor, ...]:
         return (self.taps,)
 
 

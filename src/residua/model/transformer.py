@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from residua.model.cache import Cache
 from residua.model.config import ModelConfig
-from residua.model.sublayers import Context, LaneNorm, make_sublayer, rotations
+from residua.model.sublayers import Context, LaneNorm, Sublayer, make_sublayer, rotations
 from residua.plan import Site
 from residua.registry import build
 from residua.stream import Stream
@@ -32,7 +33,7 @@ class Block(nn.Module):
 
     def forward(self, state: Any, stream: Stream[Any], context: Context) -> Any:
         for site, sublayer in zip(self.sites, self.sublayers, strict=True):
-            read = stream.read(state, site, sublayer.norm)
+            read = stream.read(state, site, sublayer.norm)  # type: ignore[arg-type]  # items of a ModuleList
             state = stream.write(state, site, read, sublayer(*read.lanes, context=context))
         return state
 
@@ -78,6 +79,10 @@ class Transformer(nn.Module):
         (x,) = self.stream.read(state, self.plan.head, self.norm).lanes
         return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
 
+    def sublayers(self) -> Iterator[Sublayer]:
+        """Every sublayer in reading order; its `site` says where it stands."""
+        return (module for module in self.blocks.modules() if isinstance(module, Sublayer))
+
     def context(self, ids: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Context:
         """What the sublayers of one forward share."""
         if cache is not None:
@@ -102,8 +107,7 @@ class Transformer(nn.Module):
         """
         writers = {
             id(parameter): 0.0 if getattr(sublayer, "zero", False) else len(self.plan.sites) ** -0.5
-            for block in self.blocks
-            for sublayer in block.sublayers
+            for sublayer in self.sublayers()
             for parameter in sublayer.writers()
         }
         for name, parameter in self.named_parameters():

@@ -57,6 +57,11 @@ def choice() -> str:
     return _choice
 
 
+def strict() -> bool:
+    """Whether a fallback is an error."""
+    return _strict
+
+
 @contextmanager
 def backend(name: str, *, strict: bool | None = None) -> Iterator[None]:
     """Use one backend inside a `with`: for tests and benchmarks."""

@@ -1,14 +1,15 @@
 """The depth axis: one paper is one file. The order of the imports is the order of the tables and the docs."""
 
-from residua.streams.attnres import AttnRes as AttnRes
-from residua.streams.dca import DCA as DCA
-from residua.streams.ddl import DDL as DDL
-from residua.streams.delta import Delta as Delta
-from residua.streams.denseformer import DenseFormer as DenseFormer
-from residua.streams.depthswa import DepthSWA as DepthSWA
+# ruff: noqa: I001 (sorting would lose the order)
+from residua.streams.standard import Standard as Standard
 from residua.streams.elc import ELC as ELC
+from residua.streams.denseformer import DenseFormer as DenseFormer
+from residua.streams.vertical import Vertical as Vertical
+from residua.streams.dca import DCA as DCA
+from residua.streams.mudd import MUDD as MUDD
+from residua.streams.attnres import AttnRes as AttnRes
+from residua.streams.delta import Delta as Delta
+from residua.streams.ddl import DDL as DDL
+from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
-from residua.streams.mudd import MUDD as MUDD
-from residua.streams.standard import Standard as Standard
-from residua.streams.vertical import Vertical as Vertical

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypedDict
 
 from torch import Tensor
 
@@ -20,6 +20,14 @@ class Blocks(NamedTuple):
     """The embedding, then every finished block (with a window: the embedding, the evicted sum, the last ones)."""
     partial: tuple[Tensor, ...] = ()
     """The open block's running value: none or one."""
+
+
+class How(TypedDict):
+    """The keywords of `ops.attend` that this design sets."""
+
+    eps: float
+    heads: int
+    total: bool
 
 
 @register("attnres")
@@ -41,6 +49,7 @@ class AttnRes(Stream[Blocks]):
     """
 
     paper = "arXiv 2603.15031"
+    mixes = "sublayer outputs, or sums of blocks of them"
     cases = (
         "",
         "block=3",
@@ -126,7 +135,7 @@ class AttnRes(Stream[Blocks]):
         values = s.done + s.partial
         return Routing(values, ops.attend_weights(part.folded(), values, **self._how())[None])
 
-    def _how(self) -> dict[str, float]:
+    def _how(self) -> How:
         return {"eps": self.eps, "heads": self.heads, "total": self.total}
 
     def _kept(self, done: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

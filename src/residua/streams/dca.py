@@ -20,6 +20,7 @@ class GRN(Part):
     """A generalised residual: b per source (v1) or per source and channel (v2), plus relu(w . f_j) (v3)."""
 
     bias: Tensor
+    gate: Tensor  # of v3
 
     def __init__(self, version: str, width: int, sources: int) -> None:
         super().__init__()
@@ -65,6 +66,7 @@ class DCA(LayeredStream):
     """
 
     paper = "arXiv 2502.06785"
+    mixes = "block deltas"
     cases = ("", "grn=v1", "grn=v2", "lanes=one", "window=1", "window=2,grn=v1")
 
     def __init__(

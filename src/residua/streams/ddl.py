@@ -46,6 +46,11 @@ class Taps(Part):
 class Compress(Part):
     """x = sum_v read_v X_v, the [v, d] state as one [d] input; one per Transformer block, one for the head."""
 
+    weight: Tensor  # of channel
+    pool: Tensor  # of channel_same and token
+    taps: Tensor  # of channel_same
+    conv: Taps  # of token
+
     def __init__(self, kind: str, kernel: int, channels: int, width: int, identity: bool) -> None:
         super().__init__()
         self.kind, self.channels, self.kernel = kind, channels, kernel
@@ -54,8 +59,9 @@ class Compress(Part):
             self.add("weight", (channels, width), mean)
         else:
             self.add("pool", (channels,), mean)
-            self.conv = Taps(kernel, channels, width, identity) if kind == "token" else None
-        if kind == "channel_same":
+        if kind == "token":
+            self.conv = Taps(kernel, channels, width, identity)
+        elif kind == "channel_same":
             self.add("taps", (kernel, width), self._centre if identity else normal(0.5 * width**-0.5))
 
     def _centre(self, tensor: Tensor, generator: torch.Generator | None) -> None:
@@ -68,18 +74,22 @@ class Compress(Part):
             return (X * self.weight.to(X.dtype)).sum(-2)
         if self.kind == "channel_same":
             return (X * self.folded().to(X.dtype)).sum(-2)
+        assert tail is not None  # `DDL` keeps one for every convolution over tokens
         mixed = ops.shortconv(X, tail, self.conv.taps.to(X.dtype))
         return (mixed * self.pool.to(X.dtype)[:, None]).sum(-2)
 
     def folded(self) -> Tensor:
         """The weights [v, d] that a same-padded convolution over the channels and `pool` come to."""
-        left = (self.kernel - 1) // 2
+        left, zero = (self.kernel - 1) // 2, self.taps.new_zeros(())
         return torch.stack(
             [
                 sum(
-                    self.pool[p] * self.taps[j - p + left]
-                    for p in range(self.channels)
-                    if 0 <= j - p + left < self.kernel
+                    (
+                        self.pool[p] * self.taps[j - p + left]
+                        for p in range(self.channels)
+                        if 0 <= j - p + left < self.kernel
+                    ),
+                    start=zero,
                 )
                 for j in range(self.channels)
             ]
@@ -88,6 +98,14 @@ class Compress(Part):
 
 class Rewrite(Part):
     """beta = 2 sigmoid(w . c + b) and the target v of one site."""
+
+    beta_bias: Tensor
+    beta: Tensor
+    beta_in: Tensor  # this and its bias only with gate=mlp
+    beta_in_bias: Tensor
+    value: Tensor
+    value_bias: Tensor  # only with value=released
+    blend: Tensor  # only with start=standard
 
     def __init__(self, width: int, channels: int, value: str, gate: str, beta_init: float, blends: bool) -> None:
         super().__init__()
@@ -148,6 +166,7 @@ class DDL(Stream[Matrix]):
     """
 
     paper = "arXiv 2601.00417"
+    mixes = "nothing: the shortcut itself is rewritten"
     cases = (
         "",
         "value=released,beta_init=0.5",
@@ -194,11 +213,8 @@ class DDL(Stream[Matrix]):
             return parts
 
         self.each(make)
-        if expand == "conv":
-            self.expand = Taps(kernel, channels, plan.width, identity=True)
-        else:
-            self.expand = None
-        self._opening = {site.layer: site.name for site in plan.readers if site.first}
+        self.expand = Taps(kernel, channels, plan.width, identity=True) if expand == "conv" else None
+        self._opening = {site.layer: site for site in plan.readers if site.first}
 
     @property
     def starts(self) -> Start:
@@ -233,7 +249,7 @@ class DDL(Stream[Matrix]):
     def _compressed(self, s: Matrix, site: Site) -> Tensor:
         if self.compress is None:
             return s.X.squeeze(2)
-        compress = self.at[self._opening[site.layer]]["compress"]
+        compress = self.part(self._opening[site.layer])["compress"]
         return compress(s.X, s.past[len(s.tails)] if self.compress == "token" else None)
 
     def _tails(self, s: Matrix) -> tuple[Tensor, ...]:

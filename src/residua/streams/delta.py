@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,11 @@ class Deltas(NamedTuple):
 class Gate(Part):
     """g in x = h + g r: 1, a sigmoid scalar or vector that starts at sigmoid(-2), or a plain scalar from 0."""
 
+    logit: Tensor  # of a scalar
+    weight: Tensor  # of a vector, as is the bias
+    bias: Tensor
+    alpha: Tensor  # of a plain scalar
+
     def __init__(self, kind: str, width: int) -> None:
         super().__init__()
         self.kind = kind
@@ -47,6 +52,28 @@ class Gate(Part):
         return self.alpha.to(h.dtype) if self.kind == "alpha" else 1.0
 
 
+class Null(Part):
+    """The choice to take nothing: a logit whose value is zero, or a vector among the sources; empty without it."""
+
+    logit: Tensor
+    vector: Tensor
+
+    def __init__(self, kind: Literal["none", "logit", "vector"], width: int) -> None:
+        super().__init__()
+        if kind == "logit":
+            self.add("logit", (1,), constant(0.0))
+        elif kind == "vector":
+            self.add("vector", (width,), constant(0.0))
+
+
+class How(TypedDict):
+    """The keywords of `ops.attend` that this design sets."""
+
+    eps: float
+    null: Tensor | None
+    centered: bool
+
+
 class Route(nn.Module):
     """One routed read: query, optional null, gate."""
 
@@ -56,11 +83,7 @@ class Route(nn.Module):
         # One source needs no query. Under alpha = 0 a zero query would sit on a saddle: its read is a multiple of h,
         # which the norm forgets, so that alpha has no gradient, and without alpha the query has none.
         self.query = Query(width, std=0.02 if gate == "alpha" else 0.0) if choices > 1 else None
-        self.null = Part()
-        if null == "logit":
-            self.null.add("logit", (1,), constant(0.0))
-        elif null == "vector":
-            self.null.add("vector", (width,), constant(0.0))
+        self.null = Null(null, width)
         self.gate = Gate(gate, width)
 
 
@@ -86,6 +109,7 @@ class Delta(Stream[Deltas]):
     """
 
     paper = "arXiv 2605.18855"
+    mixes = "sublayer outputs, or sums of blocks of them"
     cases = (
         "",
         "block=2",
@@ -197,7 +221,7 @@ class Delta(Stream[Deltas]):
             return values[0].new_ones(1, *values[0].shape[:2], 1)
         return ops.attend_weights(route.query.folded(), values, **self._how(route))
 
-    def _how(self, route: Route) -> dict[str, Tensor | float | None]:
+    def _how(self, route: Route) -> How:
         return {"eps": self.eps, "null": getattr(route.null, "logit", None), "centered": self.centered}
 
     def _values(self, route: Route, s: Deltas, site: Site) -> tuple[Tensor, ...]:

@@ -38,6 +38,7 @@ class DenseFormer(Stream[Dense]):
     """
 
     paper = "arXiv 2402.02622"
+    mixes = "states after blocks"
     cases = ("", "dilation=2", "period=2", "dilation=3,period=2")
 
     def __init__(self, plan: Plan, *, dilation: int = 1, period: int = 1) -> None:

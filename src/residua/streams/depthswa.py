@@ -27,6 +27,10 @@ class Window(NamedTuple):
 class Projections(Part):
     """W_Q, W_K and W_V; without the first two where there is never more than one source to choose from."""
 
+    query: Tensor  # this and the key only if `chooses`
+    key: Tensor
+    value: Tensor
+
     def __init__(self, width: int, chooses: bool) -> None:
         super().__init__()
         self.chooses = chooses
@@ -58,6 +62,7 @@ class DepthSWA(Stream[Window]):
     """
 
     paper = "arXiv 2603.16039"
+    mixes = "the last K states or deltas"
     cases = (
         "",
         "window=1",
@@ -105,8 +110,9 @@ class DepthSWA(Stream[Window]):
             if not shared:
                 parts["project"] = Projections(plan.width, len(self._names(site)) > 1)
             if gate == "alpha":
-                parts["gate"] = Part()
-                parts["gate"].add("alpha", (1,), constant(0.0))
+                scalar = Part()
+                scalar.add("alpha", (1,), constant(0.0))
+                parts["gate"] = scalar
             return parts if len(parts) else None
 
         self.each(make)

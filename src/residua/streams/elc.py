@@ -32,6 +32,7 @@ class ELC(LayeredStream):
     """
 
     paper = "arXiv 2311.02265"
+    mixes = "layer outputs"
     cases = (
         "",
         "variant=zero",

@@ -24,6 +24,16 @@ def home(streams: int, site: Site) -> int:
 class Wiring(Part):
     """A_m (read), A_r (remix) and B (write) of one site; `dynamic` adds s tanh(layernorm(H) W) to each."""
 
+    read: Tensor  # only if `reads`
+    remix: Tensor
+    write: Tensor
+    gain: Tensor  # this and the rest only if `dynamic`
+    shift: Tensor
+    W_alpha: Tensor
+    W_beta: Tensor
+    s_alpha: Tensor
+    s_beta: Tensor
+
     def __init__(self, width: int, streams: int, site: Site, dynamic: bool) -> None:
         super().__init__()
         self.home, self.streams, self.reads = home(streams, site), streams, site.index > 0 and streams > 1
@@ -74,6 +84,7 @@ class Hyper(Stream[Tensor]):
     """
 
     paper = "arXiv 2409.19606"
+    mixes = "n parallel streams"
     cases = ("", "dynamic=false", "streams=2", "streams=1,dynamic=false", "streams=1")
 
     def __init__(self, plan: Plan, *, streams: int = 4, dynamic: bool = True) -> None:

@@ -24,6 +24,10 @@ EPS = 1e-6
 class Mapping(Part):
     """alpha rmsnorm(vec H) phi + b, for one of pre (n), post (n) and res (n x n)."""
 
+    phi: Tensor
+    bias: Tensor
+    alpha: Tensor
+
     def __init__(self, inputs: int, shape: tuple[int, ...], bias: Fill, phi: Fill) -> None:
         super().__init__()
         self.shape = shape
@@ -92,6 +96,7 @@ class MHC(Stream[Tensor]):
     """
 
     paper = "arXiv 2512.24880"
+    mixes = "n parallel streams"
     cases = ("", "streams=2", "init=random,iterations=8")
 
     def __init__(

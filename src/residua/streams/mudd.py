@@ -25,6 +25,11 @@ EPS = 1e-6
 class Dynamic(Part):
     """A = gelu(rmsnorm(x) W1) W2 + a: the weights of C mixtures over n sources, for every token."""
 
+    W1: Tensor
+    W2: Tensor
+    a: Tensor
+    post: Tensor  # only with prepost
+
     def __init__(self, width: int, lanes: int, sources: int, hidden: int, prepost: str) -> None:
         super().__init__()
         self.lanes, self.sources = lanes, sources
@@ -66,6 +71,7 @@ class MUDD(Stream[Dense]):
     """
 
     paper = "arXiv 2502.12170"
+    mixes = "states after blocks"
     cases = (
         "",
         "prepost=all",

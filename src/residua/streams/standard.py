@@ -20,6 +20,7 @@ class Standard(Stream[Tensor]):
     """
 
     paper = "arXiv 1706.03762 (post-norm), 2002.04745 (pre-norm)"
+    mixes = "nothing: the running sum"
     cases = ("", "norm=post")
 
     def __init__(self, plan: Plan, *, norm: Literal["pre", "post"] = "pre") -> None:

@@ -32,6 +32,7 @@ class Vertical(LayeredStream):
     """
 
     paper = "Vertical Attention, OpenReview A6uabXKiXc (reconstructed)"
+    mixes = "normalised layer outputs"
     cases = ("", "norm=l2,eps=1e-4", "norm=layernorm", "inner_residual=true", "init=last")
 
     def __init__(

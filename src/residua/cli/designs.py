@@ -1,0 +1,158 @@
+"""`residua designs`: the table of designs, or one of them in full."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from residua.plan import Plan
+
+STARTS = {"standard": "as standard", "eps": "as standard, up to eps", "no": "otherwise"}
+
+
+def command(
+    name: str = typer.Argument(None, help="A design, or a spec such as delta:blocks=4, to show in full."),
+    width: int = typer.Option(768, help="Width of the model that is counted."),
+    depth: int = typer.Option(12, help="Its Transformer blocks."),
+    layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
+) -> None:
+    """List the residual designs, or show one in full."""
+    import residua
+
+    plan = residua.Plan.regular(width, depth, layout)
+    if name is None:
+        rows = [describe(each, plan) for each in residua.names()]
+        if as_json:
+            typer.echo(json.dumps(rows, indent=2))
+        elif markdown:
+            typer.echo(_markdown(rows, plan))
+        else:
+            _table(rows, plan)
+        return
+    if markdown:
+        raise ValueError("--markdown is for the table; one design in full comes as text or --json")
+    found = describe(name, plan) | details(name, plan)
+    typer.echo(json.dumps(found, indent=2)) if as_json else _page(found)
+
+
+def describe(spec: str, plan: Plan) -> dict[str, Any]:
+    """One row of the table: what a design is and what it costs in this plan."""
+    import torch
+
+    import residua
+    from residua.model.sizes import state_floats
+
+    with torch.device("meta"):
+        stream = residua.build(spec, plan)
+    return {
+        "design": stream.spec,
+        "equation": (stream.__doc__ or "").strip().splitlines()[0],
+        "sources": stream.mixes,
+        "most_sources": max(len(stream.sources(site)) for site in plan.readers),
+        "state_per_token": max(state_floats(stream).values()),
+        "parameters_added": sum(p.numel() for p in stream.parameters()),
+        "starts": stream.starts,
+        "paper": stream.paper,
+    }
+
+
+def details(spec: str, plan: Plan) -> dict[str, Any]:
+    """The rest of one design: its text, its options, and what every site reads."""
+    import inspect
+
+    import torch
+
+    import residua
+    from residua.options import options_of
+
+    with torch.device("meta"):
+        stream = residua.build(spec, plan)
+    return {
+        "text": inspect.cleandoc(stream.__doc__ or ""),
+        "options": {
+            key: {"takes": option.describe(), "default": option.default, "here": stream.options.get(key)}
+            for key, option in options_of(type(stream)).items()
+        },
+        "sites": {
+            site.name: {
+                "reads": list(stream.sources(site)),
+                "lanes": stream.feeds(site),
+                "parameters": sum(p.numel() for p in part.parameters()) if (part := stream.part(site)) else 0,
+            }
+            for site in plan.readers
+        },
+    }
+
+
+def _columns(plan: Plan) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """The columns of the table, and how each is made from a row."""
+    return {
+        "design": lambda row: row["design"],
+        "equation": lambda row: row["equation"],
+        "mixes": lambda row: row["sources"],
+        "state/token": lambda row: f"{row['state_per_token'] / plan.width:g} d",
+        "params": lambda row: f"{row['parameters_added']:,}",
+        "starts": lambda row: STARTS[row["starts"]],
+        "paper": lambda row: row["paper"],
+    }
+
+
+def _markdown(rows: list[dict[str, Any]], plan: Plan) -> str:
+    columns = _columns(plan)
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in rows:
+        cells = {title: show(row).replace("|", "\\|") for title, show in columns.items()}
+        cells |= {title: f"`{cells[title]}`" for title in ("design", "equation")}
+        lines.append("| " + " | ".join(cells.values()) + " |")
+    return "\n".join(lines)
+
+
+def _table(rows: list[dict[str, Any]], plan: Plan) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    columns = _columns(plan)
+    if console.width < 140:  # seven columns do not fit; --json has them all
+        del columns["mixes"], columns["paper"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in columns:
+        table.add_column(title, justify="right" if title in ("state/token", "params") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(show(row) for show in columns.values()))
+    console.print(table)
+    console.print(
+        f"Counted for {plan.depth} blocks of width d = {plan.width}. state/token: the most that crosses a cut between "
+        "sublayers, in widths; params: added by the design; starts: what it is untrained. "
+        "One in full: residua designs NAME"
+    )
+
+
+def _page(found: dict[str, Any]) -> None:
+    lines = [f"{found['design']}   ({found['paper']})", "", found["text"], "", "Options"]
+    for key, option in found["options"].items():
+        default = "not set" if option["default"] is None else str(option["default"])
+        lines.append(f"  {key:<16} {option['takes']:<28} default {default}")
+    if not found["options"]:
+        lines.append("  none")
+    lines += ["", "Sites (what each reads, and the parameters it adds)"]
+    for site, info in found["sites"].items():
+        reads = info["reads"]
+        shown = " ".join(reads) if len(reads) <= 6 else f"{' '.join(reads[:3])} ... {reads[-1]}  ({len(reads)})"
+        lanes = f"  x{info['lanes']} lanes" if info["lanes"] > 1 else ""
+        lines.append(f"  {site:<12} {info['parameters']:>10,}  {shown or '-'}{lanes}")
+    lines += [
+        "",
+        f"parameters added {found['parameters_added']:,}   state per token {found['state_per_token']:,} numbers   "
+        f"starts {STARTS[found['starts']]}",
+    ]
+    typer.echo("\n".join(lines))

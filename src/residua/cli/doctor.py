@@ -1,0 +1,90 @@
+"""`residua doctor`: what this machine offers and what is missing, with the cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import typer
+
+EXTRAS = {
+    "hf": ("transformers", "accelerate", "peft"),
+    "eval": ("lm-eval",),
+    "triton": ("triton",),
+    "data": ("datasets",),
+    "track": ("tensorboard", "trackio", "wandb"),
+}
+"""The extras of the package and what each brings."""
+
+CORE = ("torch", "numpy", "safetensors", "jaxtyping", "typer", "rich", "tokenizers", "jinja2", "matplotlib")
+
+
+def command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
+    """Print versions, threads, kernels and caches; exit 1 if a core package is missing."""
+    found = examine()
+    typer.echo(json.dumps(found, indent=2)) if as_json else _print(found)
+    if any(version is None for version in found["core"].values()):
+        raise typer.Exit(1)
+
+
+def examine() -> dict[str, Any]:
+    """Everything the command prints."""
+    import torch
+
+    from residua import __version__
+    from residua.cache import cache_root
+    from residua.ops import _backend
+
+    return {
+        "residua": __version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "core": {name: _installed(name) for name in CORE},
+        "extras": {extra: {name: _installed(name) for name in names} for extra, names in EXTRAS.items()},
+        "backend": _backend.choice(),
+        "strict": _backend.strict(),
+        "kernels": _backend.kernels(),
+        "cache": {"path": str(cache_root()), "bytes": _size(cache_root())},
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+
+
+def _print(found: dict[str, Any]) -> None:
+    lines = [
+        f"residua      {found['residua']} on Python {found['python']}, {found['machine']}",
+        f"processor    {found['cores']} cores, {found['threads']} threads, {found['instructions']}",
+        f"accelerator  {found['accelerator'] or 'none'}",
+        "core         " + ", ".join(f"{name} {version or 'MISSING'}" for name, version in found["core"].items()),
+    ]
+    for extra, packages in found["extras"].items():
+        absent = [name for name, version in packages.items() if version is None]
+        have = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+        cure = f"without {', '.join(absent)}: pip install 'residua[{extra}]'" if absent else ""
+        lines.append(f"extra {extra:<6} " + "; ".join(filter(None, (have, cure))))
+    kernels = ", ".join(
+        f"{op} ({device}: {name})" for op, on in found["kernels"].items() for device, name in on.items()
+    )
+    lines += [
+        f"kernels      {kernels or 'none: every op runs its reference'} (backend {found['backend']}"
+        f"{', strict' if found['strict'] else ''})",
+        f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",
+    ]
+    typer.echo("\n".join(lines))
