@@ -134,6 +134,11 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
     def starts(self) -> Start:
         """What the design is before training; a law holds it to that."""
 
+    @property
+    def mixes_tokens(self) -> bool:
+        """Whether a token's state depends on earlier tokens; such a design needs `past`, and cannot skip padding."""
+        return False
+
     def feeds(self, site: Site) -> int:
         """How many lanes `read` returns at `site`: 1, or 3 for a site that takes q, k and v apart."""
         return 1

@@ -249,6 +249,8 @@ def law_cut_anywhere(case: Case) -> None:
 def law_decode(case: Case) -> None:
     """Token by token, and in chunks, with a cache: the logits of the full forward. An encoder refuses."""
     model, tokens = case.model(), ids()
+    kept = model.stream.past(list(walk(model, tokens))[-1][1])
+    assert (kept is not None) == model.stream.mixes_tokens, "a design keeps a past if and only if it mixes tokens"
     if not case.causal:
         try:
             with torch.no_grad():
@@ -411,7 +413,7 @@ def law_one_graph(case: Case) -> None:
     """torch.compile sees the whole model as one graph with no break, forward and backward, with equal results."""
     import torch._dynamo
 
-    model = case.model(dtype=torch.float32)
+    model = case.model(dtype=torch.float32, depth=2)  # tracing takes seconds a block
     plain = _gradients(model, ids())
     torch._dynamo.reset()
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")  # a module, typed as a function

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import residua
-from residua.model import ModelConfig, Transformer, mask_tokens, measure, token_loss
+from residua.model import Cache, ModelConfig, Transformer, mask_tokens, measure, token_loss
 from residua.model.objective import IGNORED
 from residua.testing import assert_close, error
 
@@ -129,6 +129,24 @@ def test_padding_changes_no_token(layout, side):
     assert_close(padded, alone, "logits of real tokens")
 
 
+def test_padding_that_would_leak_is_refused():
+    """A design that mixes tokens takes padding on the right alone."""
+    model = Transformer(small(design="ddl:channels=2,compress=token")).double()
+    right = torch.arange(12).expand(2, -1) < 7
+    assert_close(model(IDS, mask=right)[:, :7], model(IDS[:, :7]), "logits of real tokens")
+    with pytest.raises(ValueError, match="pad on the right"):
+        model(IDS, mask=right.flip(1))
+
+
+@pytest.mark.parametrize("layout", ["attn,mlp", "swa:window=4,mlp"])
+def test_rows_of_padding_leave_finite_gradients(layout):
+    model = Transformer(small(layout=layout))
+    mask = torch.arange(12).expand(2, -1) >= 5
+    targets = torch.where(mask, IDS, IGNORED)
+    token_loss(model(IDS, mask=mask), targets).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
 def test_encoder_masks_padding():
     model = Transformer(small(causal=False)).double()
     mask = torch.arange(12).expand(2, -1) < 9
@@ -179,6 +197,32 @@ def test_token_loss_ignores_what_does_not_count():
     expected = -sum(p.log() for p in chosen) / 3
     assert_close(token_loss(logits, targets), expected, "loss")
     assert token_loss(logits, torch.full((2, 3), IGNORED)) == 0
+
+
+@pytest.mark.parametrize(
+    "changes", [{"qk_norm": True}, {"tied": False}, {"rope_base": 500.0}, {"mlp_width": 20}], ids=str
+)
+def test_choice_of_backbone_changes_the_network_decodes_and_learns(changes):
+    model, plain = Transformer(small(**changes)).double(), Transformer(small()).double()
+    assert error(model(IDS), plain(IDS)) > 1e-6
+    with torch.no_grad():
+        cache = Cache()
+        parts = [model(part, cache=cache) for part in IDS.split([5, 1, 6], 1)]
+        assert_close(torch.cat(parts, 1), model(IDS), "decoded logits")
+    token_loss(model(IDS), IDS.roll(-1, 1)).backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+
+
+def test_qk_norm_bounds_the_scores():
+    """With normed queries and keys, scaling their projections changes nothing."""
+    model = Transformer(small(qk_norm=True)).double()
+    before = model(IDS)
+    with torch.no_grad():
+        for sublayer in model.sublayers():
+            if sublayer.site.kind == "attn":
+                sublayer.q.weight *= 7
+                sublayer.k.weight *= 3
+    assert error(model(IDS), before) < 1e-8  # up to eps
 
 
 def test_separate_lane_norms_exist_where_lanes_are_fed_apart():

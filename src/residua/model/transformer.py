@@ -92,6 +92,11 @@ class Transformer(nn.Module):
                 raise ValueError("a cache holds rows of equal length; batch prompts of one length, without a mask")
             if torch.is_grad_enabled():
                 raise ValueError("decode under torch.inference_mode() or torch.no_grad(): a cache keeps no graph")
+        if mask is not None and self.stream.mixes_tokens and bool(mask.long().diff(dim=1).gt(0).any()):
+            raise ValueError(
+                f"{self.stream.spec} mixes tokens in its stream, and padding before a token would leak into it; pad on "
+                "the right"
+            )
         before = 0 if cache is None else cache.length
         positions = torch.arange(before, before + ids.shape[1], device=ids.device)
         head_width = self.config.width // self.config.heads

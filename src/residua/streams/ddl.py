@@ -220,6 +220,10 @@ class DDL(Stream[Matrix]):
     def starts(self) -> Start:
         return "standard" if self.standard else "no"
 
+    @property
+    def mixes_tokens(self) -> bool:
+        return self.expand is not None or self.compress == "token"
+
     def open(self, x: Tensor, past: Past = None) -> Matrix:
         past = past or self._blank(x)
         X = x.unsqueeze(2).expand(-1, -1, self.channels, -1)
