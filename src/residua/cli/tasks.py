@@ -1,0 +1,102 @@
+"""`residua tasks`: the synthetic tasks, or designs trained on one of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+
+def command(
+    task: str = typer.Argument(None, help="A task, such as khop or khop:hops=3; without one, all are listed."),
+    design: list[str] = typer.Option(
+        ["standard"], "--design", "-d", help="A design; repeat it. The first is the baseline."
+    ),
+    seeds: int = typer.Option(3, help="Seeds 0, 1, ..."),
+    steps: int = typer.Option(500, help="Updates."),
+    batch: int = typer.Option(32, help="Rows per update."),
+    lr: float = typer.Option(2e-3, help="Learning rate."),
+    width: int = typer.Option(64, help="Width of the model."),
+    depth: int = typer.Option(4, help="Its Transformer blocks."),
+    heads: int = typer.Option(4, help="Its attention heads."),
+    layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the synthetic tasks, or train designs on one and compare their exact accuracy."""
+    from residua import tasks
+
+    if task is None:
+        listed = [_describe(tasks.get(name)) for name in tasks.names()]
+        if as_json:
+            typer.echo(json.dumps(listed, indent=2))
+        for row in listed if not as_json else ():
+            typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
+        return
+    from residua.tasks.experiment import Recipe, run_task
+
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, not {seeds}")
+    recipe = Recipe(steps=steps, batch=batch, lr=lr, width=width, depth=depth, heads=heads, layout=layout)
+    with _progress(len(design) * seeds) as listen:
+        results = run_task(task, design, range(seeds), recipe, on_event=listen)
+    typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
+
+
+def _describe(cls: Any) -> dict[str, str]:
+    return {"task": cls.name, "made": cls.__doc__.strip().splitlines()[0], "separates": cls.separates}
+
+
+def _progress(total: int) -> Any:
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextmanager
+    def shown() -> Any:
+        console = Console(stderr=True, markup=False, highlight=False)
+        if not console.is_terminal:
+            yield lambda event: console.print(f"{event['design']} seed {event['seed']}: {event['accuracy']:.3f}")
+            return
+        with Progress(console=console) as progress:
+            bar = progress.add_task("training", total=total)
+            yield lambda event: progress.advance(bar)
+
+    return shown()
+
+
+def _show(results: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("design", "accuracy", "steps to 95 %", "vs baseline", "routing"):
+        table.add_column(title, justify="left" if title == "design" else "right")
+    for row in results["rows"]:
+        spread, solved = row["accuracy"], row["steps_to_solve"]
+        mean = f"{spread['mean']:.3f}" + ("" if spread["deviation"] is None else f" +- {spread['deviation']:.3f}")
+        reached = f"{solved:.0f}" if solved else f"{row['solved']} of {len(results['seeds'])} seeds"
+        table.add_row(row["design"], mean, reached, _difference(row["difference"]), _routing(row["runs"]))
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(
+        f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
+        "vs baseline: paired over seeds, 95 % interval."
+    )
+
+
+def _difference(gap: dict[str, Any] | None) -> str:
+    if gap is None:
+        return "baseline"
+    if gap["low"] is None:
+        return f"{gap['mean']:+.3f} (no interval)"
+    if gap["significant"]:
+        return f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
+    return f"{gap['mean']:+.3f} no difference (sees {gap['detectable']:.3f})"
+
+
+def _routing(runs: list[dict[str, Any]]) -> str:
+    scores = [run["routing"]["score"] for run in runs if run.get("routing")]
+    return f"{sum(scores) / len(scores):.2f}" if scores else "-"

@@ -1,0 +1,136 @@
+"""Designs on a synthetic task: accuracy after fixed steps and steps to 95 %, over seeds, against a baseline.
+
+One seed gives every design the same sublayer weights and the same rows in the same order. The differences are judged
+by the statistics of `residua.compare`: what lies inside the noise is called "no difference".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from residua.compare.stats import paired, spread
+from residua.model import ModelConfig, Transformer, token_loss
+from residua.tasks.registry import build
+from residua.tasks.score import accuracy
+from residua.tasks.task import Task
+
+Listener = Callable[[Mapping[str, Any]], None]
+SOLVED = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """How every design is trained on a task."""
+
+    steps: int = 500
+    batch: int = 32
+    lr: float = 2e-3
+    width: int = 64
+    depth: int = 4
+    heads: int = 4
+    layout: str = "attn,mlp"
+    every: int = 25
+    """Steps between tests."""
+    tested: int = 256
+    """Rows of a test, the same each time and never trained on."""
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch", "every", "tested"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} must be at least 1, not {getattr(self, key)}")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be a positive number, not {self.lr}")
+
+
+def run_task(
+    spec: str,
+    designs: Sequence[str],
+    seeds: Sequence[int] = (0, 1, 2),
+    recipe: Recipe | None = None,
+    on_event: Listener | None = None,
+) -> dict[str, Any]:
+    """Train every design with every seed; a row a design, the first being the baseline."""
+    task, listen = build(spec), on_event or (lambda event: None)
+    recipe = recipe or Recipe()
+    if not designs:
+        raise ValueError("name at least one design")
+    configs = {design: _config(task, design, recipe) for design in designs}
+    runs: dict[str, list[dict[str, Any]]] = {design: [] for design in designs}
+    for design in designs:
+        for seed in seeds:
+            run = train_on(task, configs[design], seed, recipe)
+            runs[design].append(run)
+            listen({"kind": "finished", "design": design, "seed": seed, **run})
+    baseline = [run["accuracy"] for run in runs[designs[0]]]
+    rows = []
+    for design in designs:
+        found = [run["accuracy"] for run in runs[design]]
+        solved = [run["steps_to_solve"] for run in runs[design]]
+        gap = None if design == designs[0] else paired(found, baseline)
+        rows.append(
+            {
+                "design": design,
+                "accuracy": asdict(spread(found)),
+                "solved": sum(steps is not None for steps in solved),
+                "steps_to_solve": None if None in solved else sum(solved) / len(solved),
+                "difference": None if gap is None else asdict(gap) | {"significant": gap.significant},
+                "runs": runs[design],
+            }
+        )
+    return {
+        "task": spec, "separates": task.separates, "chance": task.chance, "seeds": list(seeds),
+        "recipe": asdict(recipe), "rows": rows,
+    }  # fmt: skip
+
+
+def train_on(task: Task, config: ModelConfig, seed: int, recipe: Recipe) -> dict[str, Any]:
+    """One design, one seed: the accuracy on held-out rows at the end, and along the way."""
+    model = Transformer(config, seed=seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    drawn = torch.Generator().manual_seed(2 * seed + 1)
+    held = task.batch(recipe.tested, torch.Generator().manual_seed(2 * seed + 2**32))
+    curve: list[tuple[int, float]] = []
+    for step in range(1, recipe.steps + 1):
+        ids, targets, _ = task.batch(recipe.batch, drawn)
+        warm = min(1.0, step / max(1, recipe.steps // 20))
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * warm
+        optimizer.zero_grad()
+        token_loss(model(ids), targets).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if step % recipe.every == 0 or step == recipe.steps:
+            with torch.no_grad():
+                curve.append((step, accuracy(model(held.ids), held.targets)))
+    solved = next((step for step, share in curve if share >= SOLVED), None)
+    result = {"seed": seed, "accuracy": curve[-1][1], "steps_to_solve": solved, "curve": curve}
+    return result | _routing(task, model, held)
+
+
+def _routing(task: Task, model: Transformer, held: Any) -> dict[str, Any]:
+    """Where the true routing is known, how well the recorded one follows it."""
+    if "route" not in held.extra:
+        return {}
+    from residua.diagnose import record_routing
+    from residua.tasks.routing import best_routing
+
+    with torch.no_grad(), record_routing(model, similarity=False) as record:
+        model(held.ids)
+    truth = held.extra["route"]
+    enough = {name: weights for name, weights in record.weights().items() if weights.shape[1] > int(truth.max())}
+    return {"routing": best_routing(enough, truth)._asdict() if enough else None}
+
+
+def _config(task: Task, design: str, recipe: Recipe) -> ModelConfig:
+    return ModelConfig(
+        vocab=task.vocab,
+        width=recipe.width,
+        depth=recipe.depth,
+        heads=recipe.heads,
+        layout=recipe.layout,
+        design=design,
+    )
