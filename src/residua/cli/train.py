@@ -1,0 +1,158 @@
+"""`residua train`: one run. Its flags are the fields of `TrainConfig`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from residua.train.config import Field, TrainConfig, config_fields
+
+if TYPE_CHECKING:
+    from residua.train.run import Result
+
+
+def command(
+    out: Path,
+    config: Path | None,
+    resume: str,
+    track: list[str],
+    dry_run: bool,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train one model, or go on with a run that was interrupted: the same command continues it."""
+    from residua.train.display import Display
+    from residua.train.diverge import Diverged
+    from residua.train.interrupt import Interrupted
+    from residua.train.run import train
+
+    chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
+    if dry_run:
+        found = foresee(chosen)
+        typer.echo(json.dumps(found, indent=2) if as_json else _foreseen(found))
+        return
+    if out is None:
+        raise ValueError("--out is missing: name a directory for the run, such as --out runs/a")
+    try:
+        with Display() as display:
+            result = train(chosen, out, resume=resume, track=track, on_event=display)  # type: ignore[arg-type]
+    except Interrupted as stopped:
+        typer.echo(f"residua: {stopped}", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+    except (Diverged, ImportError) as failed:
+        typer.echo(f"residua: {failed}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
+
+
+def resolve(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
+    """A config from a JSON or TOML file of fields, with the flags over it."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        import tomllib
+
+        read = tomllib.loads if file.suffix == ".toml" else json.loads
+        try:
+            values = read(file.read_text())
+        except ValueError as error:
+            raise ValueError(f"{file} is not {'TOML' if file.suffix == '.toml' else 'JSON'}: {error}") from None
+    return TrainConfig.from_json(values | flags)
+
+
+def foresee(config: TrainConfig) -> dict[str, Any]:
+    """What a run would be and cost. The corpus is prepared for it: vocabulary and passes are those of the run."""
+    from residua.data import prepare
+    from residua.model import measure
+
+    tokens = prepare(config.corpus, config.tokenizer)
+    sizes = measure(config.model(tokens.vocab), config.context)
+    seen = config.steps * config.tokens_per_step
+    held = max(sizes.state_floats.values())
+    return {
+        "config": config.to_json(),
+        "vocab": tokens.vocab,
+        "fingerprint": tokens.manifest["fingerprint"],
+        "parameters": sizes.parameters,
+        "stream_parameters": sizes.stream_parameters,
+        "flops_per_token": sizes.flops_per_token,
+        "stream_flops_per_token": sizes.stream_flops_per_token,
+        # a backward pass costs two forwards, and recomputation one more
+        "training_flops": (4 if config.checkpointed else 3) * sizes.flops_per_token * seen,
+        "state_floats_per_token": held,
+        "state_bytes_per_batch": held * config.batch * config.context * (2 if _narrow(config) else 4),
+        "tokens": seen,
+        "passes": seen / len(tokens.train),
+    }
+
+
+def _narrow(config: TrainConfig) -> bool:
+    return config.dtype == "bfloat16" and not config.fp32_stream
+
+
+def _foreseen(found: dict[str, Any]) -> str:
+    config = found["config"]
+    return "\n".join(
+        (
+            f"design       {config['design']}, {config['depth']} blocks of {config['layout']}, width {config['width']}",
+            f"corpus       {config['corpus']}, {config['tokenizer']}, {found['vocab']:,} tokens in the vocabulary, "
+            f"fingerprint {found['fingerprint']}",
+            f"parameters   {found['parameters']:,}, of which the design's own {found['stream_parameters']:,}",
+            f"forward      {found['flops_per_token']:,.0f} operations per token, of which the design's own "
+            f"{found['stream_flops_per_token']:,.0f}",
+            f"training     {found['training_flops']:.3g} operations for {found['tokens']:,} tokens, "
+            f"{found['passes']:.2f} passes over the corpus",
+            f"stream       {found['state_floats_per_token']:,} numbers per token at most, "
+            f"{found['state_bytes_per_batch'] / 2**20:.1f} MiB per batch",
+        )
+    )
+
+
+def _summary(result: Result, out: Path) -> str:
+    return (
+        f"{result.design}: valid loss {result.loss:.4f}, perplexity {result.perplexity:.2f}, "
+        f"{result.bits_per_byte:.4f} bits/byte after {result.tokens:,} tokens ({result.passes:.2f} passes), "
+        f"{result.time['tokens_per_second']:,.0f} tokens/s, in {out}"
+    )
+
+
+def _flag(field: Field) -> inspect.Parameter:
+    """One flag: unset unless given, so that a config file can speak first."""
+    name = f"--{field.name.replace('_', '-')}"
+    default = str(field.default).lower() if field.kind is bool else field.default
+    shown = "" if default is None else f" [default: {default}]"
+    option = typer.Option(
+        None,
+        f"{name}/--no-{name[2:]}" if field.kind is bool else name,
+        help=field.help + shown,
+        metavar=None if field.kind is bool else field.describe() if field.choices else field.kind.__name__.upper(),
+        show_default=False,
+    )
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=field.kind | None)
+
+
+_OWN = {
+    "out": (Path, typer.Option(None, "--out", help="Directory of the run.")),
+    "config": (Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
+    "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
+    "track": (list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
+    "dry_run": (bool, typer.Option(False, "--dry-run", help="Print parameters, operations and state, and stop.")),
+    "as_json": (bool, typer.Option(False, "--json", help="Print the result as JSON.")),
+}
+
+# typer reads a signature: this one is the config's fields, so that there is one list of them
+command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
+            for name, (kind, option) in _OWN.items()
+        ),
+        *(_flag(field) for field in config_fields().values()),
+    ]
+)
+command.__annotations__ = {
+    name: parameter.annotation for name, parameter in inspect.signature(command).parameters.items()
+}

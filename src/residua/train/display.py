@@ -1,0 +1,109 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines everywhere else. Both on stderr."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+Event = Mapping[str, Any]
+
+
+class Display:
+    """A listener for `train`, used in a `with`. `every`: seconds between plain training lines."""
+
+    def __init__(self, *, every: float = 10.0) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, markup=False, highlight=False)
+        self.every, self._said = every, float("-inf")
+        self._bar: Any = None
+        self._steps = 0
+        self._shown = {"loss": "-", "valid": "-", "speed": "-"}
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, event: Event) -> None:
+        show: Callable[[Event], None] | None = getattr(self, f"_{event['kind']}", None)
+        if show is not None:
+            show(event)
+
+    def _say(self, text: str) -> None:
+        if self.console.is_terminal:
+            self.console.print(text)
+        else:  # one event, one line, however long
+            self.console.print(text, soft_wrap=True)
+
+    def _data(self, event: Event) -> None:
+        self._say(event["text"])
+
+    def _start(self, event: Event) -> None:
+        self._steps = event["steps"]
+        begins = "from the start" if event["kind"] == "start" else f"on from step {event['step']}"
+        self._say(
+            f"{event['design']}: {event['parameters']:,} parameters ({event['stream_parameters']:,} of the stream), "
+            f"{event['steps']} steps of {event['tokens_per_step']:,} tokens, {event['passes']:.2f} passes, {begins}, "
+            f"in {event['out']}"
+        )
+        if self.console.is_terminal:
+            self._bar = _bar(self.console)
+            self._task = self._bar.add_task(event["design"], total=self._steps, completed=event["step"], numbers="")
+            self._bar.start()
+
+    _resumed = _start
+
+    def _damaged(self, event: Event) -> None:
+        self._say(
+            f"warning: checkpoint {event['checkpoint']} is damaged ({event['reason']}); "
+            f"going on from step {event['step']} instead"
+        )
+
+    def _train(self, event: Event) -> None:
+        speed = event["time"]["tokens_per_second"]
+        if self._bar is not None:
+            self._show(event["step"], loss=f"{event['loss']:.3f}", speed=f"{speed:,.0f}")
+        elif time.monotonic() - self._said >= self.every:
+            self._said = time.monotonic()
+            self._say(
+                f"step {event['step']}/{self._steps}  loss {event['loss']:.4f}  gradient {event['gradient_norm']:.3f}  "
+                f"lr {event['lr']:.2e}  {speed:,.0f} tokens/s"
+            )
+
+    def _valid(self, event: Event) -> None:
+        bits = f"{event['bits_per_byte']:.4f}"
+        if self._bar is not None:
+            self._show(event["step"], valid=bits)
+        else:
+            self._say(
+                f"step {event['step']}/{self._steps}  valid loss {event['loss']:.4f}  "
+                f"perplexity {event['perplexity']:.2f}  bits/byte {bits}  passes {event['passes']:.2f}"
+            )
+
+    def _saved(self, event: Event) -> None:
+        if self._bar is None:
+            self._say(f"step {event['step']}/{self._steps}  saved {event['checkpoint']}")
+
+    def _show(self, step: int, **numbers: str) -> None:
+        self._shown |= numbers
+        text = "loss {loss}  valid {valid} bits/byte  {speed} tokens/s".format(**self._shown)
+        self._bar.update(self._task, completed=step, numbers=text)
+
+
+def _bar(console: Any) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=16),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeRemainingColumn(),
+        console=console,
+        refresh_per_second=4,
+    )

@@ -1,0 +1,115 @@
+"""Bytes that are on the disk when a call returns, and files that are either whole or not there.
+
+A write is fsynced; a file appears under its name only after that, by a rename, and its folder is fsynced too. A full
+disk, an exceeded quota and a file size limit are one error, `DiskFull`, that says what was being written.
+
+Fault point, for tests of all this: with RESIDUA_FAULT_BYTES=n in the environment, the process kills itself with
+signal 9 after the n-th byte that `write_file` writes with `fault=True` (which checkpoints do), in the middle of
+whatever that byte belongs to.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+FAULT = "RESIDUA_FAULT_BYTES"
+CHUNK = 1 << 20
+
+_FULL = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "disk quota exceeded",
+    errno.EFBIG: "file size limit",
+}
+_counted = 0  # bytes that count for the fault point
+
+
+class DiskFull(OSError):
+    """There is no room for what was being written."""
+
+
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Turn the system's errors for a full disk into a `DiskFull` that names what was being written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or isinstance(error, DiskFull):
+            raise
+        raise DiskFull(error.errno, f"{_FULL[error.errno]} while writing {what}") from error
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, fault: bool = False) -> str:
+    """Write a new file and sync it; the SHA-256 of its bytes."""
+    digest = hashlib.sha256()
+    with path.open("xb", buffering=0) as file:
+        for chunk in chunks:
+            whole = memoryview(chunk).cast("B")
+            for start in range(0, len(whole), CHUNK):
+                piece = whole[start : start + CHUNK]
+                digest.update(piece)
+                _write(file.fileno(), piece, fault)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Put a JSON file in place of what was there, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.writing")
+    scratch.unlink(missing_ok=True)
+    with room_for(str(path)):
+        try:
+            write_file(scratch, [json.dumps(value, indent=2).encode() + b"\n"])
+            scratch.replace(path)
+        except OSError:
+            scratch.unlink(missing_ok=True)
+            raise
+    sync_folder(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; an error that names the file if it is not one."""
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} does not hold a JSON object")
+    return value
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder last."""
+    if os.name == "nt":  # a folder cannot be opened there, and renames are journaled
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(handle: int, piece: memoryview, fault: bool) -> None:
+    global _counted
+    limit = int(os.environ.get(FAULT, "-1")) if fault else -1
+    if 0 <= limit - _counted <= len(piece):
+        piece = piece[: limit - _counted]
+    while len(piece):
+        written = os.write(handle, piece)
+        _counted += written if fault else 0
+        piece = piece[written:]
+    if limit >= 0 and _counted >= limit:
+        os.kill(os.getpid(), signal.SIGKILL)

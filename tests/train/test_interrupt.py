@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM: the step is finished, saved, said; the same command goes on to the same end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from residua.train import Interrupted
+from residua.train import checkpoint as checkpoints
+from residua.train.interrupt import Interrupts
+from tests.train.harness import outcome, run
+
+
+def send(number, kind, step):
+    def listen(event):
+        if (event["kind"], event["step"]) == (kind, step):
+            os.kill(os.getpid(), number)
+
+    return listen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("kind", "step"), [("start", 0), ("valid", 0), ("train", 3), ("valid", 4), ("saved", 8)])
+def test_signal_saves_and_the_run_goes_on_to_the_same_end(tmp_path, number, kind, step):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted) as caught:
+        run(tmp_path / "stopped", on_event=send(number, kind, step))
+    assert signal.getsignal(number) is before
+    assert caught.value.step == step
+    assert caught.value.exit_code == 128 + number
+    assert f"stopped by {number.name} after step {step} of 12, saved as" in str(caught.value)
+    assert "run the same command to continue" in str(caught.value)
+    assert checkpoints.steps(tmp_path / "stopped" / "checkpoints")[-1] == step
+    run(tmp_path / "stopped")
+    run(tmp_path / "whole")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_signal_in_the_last_step_changes_nothing(tmp_path):
+    run(tmp_path / "stopped", on_event=send(signal.SIGTERM, "train", 12))
+    run(tmp_path / "whole")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_second_signal_does_not_wait():
+    with Interrupts() as interrupts:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts.caught == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_training_works_in_a_thread(tmp_path):
+    results = []
+    worker = threading.Thread(target=lambda: results.append(run(tmp_path)))
+    worker.start()
+    worker.join()
+    assert results[0].steps == 12

@@ -1,0 +1,83 @@
+"""The stream is of the type the config says, in every design; and in float32 it is nearer the truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import residua
+from residua.model import Transformer, token_loss
+from residua.testing import error, specs
+from residua.train.precision import autocast, set_stream_type
+from residua.train.walk import walk
+from tests.train.harness import toy_config, toy_tokens
+
+CPU = torch.device("cpu")
+IDS = torch.from_numpy(toy_tokens().train[:48].astype("int64")).reshape(2, 24)
+SPECS = [spec for name in residua.names() for spec in specs(name)]
+
+
+def build(spec: str, **changes):
+    config = toy_config(design=spec, depth=3, layout="swa:window=4,attn,mlp", **changes)
+    model = Transformer(config.model(24), seed=1)
+    set_stream_type(config, model)
+    return config, model
+
+
+def watched(model):
+    """The types of all the state that a plain forward passes from site to site."""
+    seen, write, opened = set(), model.stream.write, model.stream.open
+
+    def note(state):
+        seen.update(leaf.dtype for leaf in pytree.tree_leaves(state) if leaf.is_floating_point())
+        return state
+
+    model.stream.write = lambda *args: note(write(*args))
+    model.stream.open = lambda *args, **named: note(opened(*args, **named))
+    return seen
+
+
+@pytest.mark.parametrize("fp32_stream", [False, True], ids=["bf16-stream", "fp32-stream"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_stream_state_has_the_type_the_config_names(spec, fp32_stream):
+    config, model = build(spec, dtype="bfloat16", fp32_stream=fp32_stream)
+    expected = torch.float32 if fp32_stream else torch.bfloat16
+    seen = watched(model)
+    with autocast(config, CPU):
+        logits = model(IDS, checkpointed=True)
+    assert seen == {expected}
+    token_loss(logits, IDS).backward()
+    assert seen == {expected}  # recomputed blocks too
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    with autocast(config, CPU):
+        kinds = {(one.what, one.tensor.dtype) for one in walk(model, IDS)}
+    assert ("output", torch.bfloat16) in kinds  # the sublayers do compute in bfloat16
+    assert {dtype for what, dtype in kinds if what == "state after its write"} == {expected}
+
+
+@pytest.mark.parametrize("spec", residua.names())
+def test_stream_in_float32_is_nearer_the_float32_model(spec):
+    _, exact = build(spec)
+    truth = exact(IDS).detach()
+    errors = {}
+    for fp32_stream in (False, True):
+        config, model = build(spec, dtype="bfloat16", fp32_stream=fp32_stream)
+        with autocast(config, CPU):
+            errors[fp32_stream] = error(model(IDS), truth)
+    assert 0 < errors[True] < errors[False]
+
+
+def test_stream_type_leaves_what_is_held_twice_one_tensor():
+    _, model = build("delta", dtype="bfloat16")
+    state = model.stream.open(model.embed(IDS))
+    assert state.h is state.sources[0]
+
+
+def test_float32_is_left_alone():
+    config, model = build("delta")
+    plain = Transformer(config.model(24), seed=1)
+    with autocast(config, CPU):
+        assert torch.equal(model(IDS), plain(IDS))
+    assert "open" not in vars(model.stream)
