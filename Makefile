@@ -18,9 +18,9 @@ help: ## this list
 setup: ## .venv with everything the tests and the tools need
 	@$(SETUP) dev
 
-demo: ## train a few designs side by side on the CPU (installs the core only)
+demo: ## compare four designs over three seeds, offline, in some minutes (installs the core only)
 	@$(SETUP) core
-	$(BIN)/python examples/demo.py
+	$(BIN)/residua compare --plan recipes/demo.toml --out runs/demo --jobs 2
 
 test: lint types docs ## format, lint, types, docs, then the whole suite
 	$(PYTEST)

@@ -20,7 +20,7 @@ SPECS = [spec for name in residua.names() for spec in specs(name)]
 
 def build(spec: str, **changes):
     config = toy_config(design=spec, depth=3, layout="swa:window=4,attn,mlp", **changes)
-    model = Transformer(config.model(24), seed=1)
+    model = Transformer(config.model(24), seed=1 + config.seed)
     set_stream_type(config, model)
     return config, model
 
@@ -59,13 +59,15 @@ def test_stream_state_has_the_type_the_config_names(spec, fp32_stream):
 
 @pytest.mark.parametrize("spec", residua.names())
 def test_stream_in_float32_is_nearer_the_float32_model(spec):
-    _, exact = build(spec)
-    truth = exact(IDS).detach()
-    errors = {}
-    for fp32_stream in (False, True):
-        config, model = build(spec, dtype="bfloat16", fp32_stream=fp32_stream)
-        with autocast(config, CPU):
-            errors[fp32_stream] = error(model(IDS), truth)
+    """On average over weights: for one draw, roundings may happen to cancel."""
+    errors = {False: 0.0, True: 0.0}
+    for seed in range(8):
+        _, exact = build(spec, seed=seed)
+        truth = exact(IDS).detach()
+        for fp32_stream in errors:
+            config, model = build(spec, dtype="bfloat16", fp32_stream=fp32_stream, seed=seed)
+            with autocast(config, CPU):
+                errors[fp32_stream] += error(model(IDS), truth)
     assert 0 < errors[True] < errors[False]
 
 

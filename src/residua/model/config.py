@@ -36,8 +36,9 @@ class ModelConfig:
     eps: float = 1e-9
     """Of every norm. Small, because a design that starts by averaging n sources reads a stream n times too small;
     the model refuses an eps that would show."""
-    init_std: float = 0.02
-    """Of every matrix; those that write to the stream are divided by sqrt(number of sublayers)."""
+    init_std: float | None = None
+    """Of every matrix; 0.5 / sqrt(width) by default, which is 0.02 at width 625. Matrices that write to the stream are
+    divided by sqrt(number of sublayers)."""
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads", "kv_heads", "mlp_width"):
@@ -52,7 +53,7 @@ class ModelConfig:
             raise ValueError(f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
         if self.lane_norms not in ("shared", "separate"):
             raise ValueError(f"lane_norms is shared or separate, not {self.lane_norms!r}")
-        if self.eps < 0 or self.init_std <= 0:
+        if self.eps < 0 or self.start_std <= 0:
             raise ValueError("eps must not be negative and init_std must be positive")
         parse_layout(self.layout)
 
@@ -60,6 +61,12 @@ class ModelConfig:
     def shared_heads(self) -> int:
         """Key and value heads."""
         return self.kv_heads or self.heads
+
+    @property
+    def start_std(self) -> float:
+        """Of every matrix at the start. A fixed 0.02 leaves narrow models asleep: at width 64 a run that reaches 2.41
+        nats with this one is at 3.15 after the same 150 steps."""
+        return 0.5 * self.width**-0.5 if self.init_std is None else self.init_std
 
     @property
     def hidden(self) -> int:

@@ -105,7 +105,7 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Every parameter at its start: N(0, init_std^2), divided by sqrt(sublayers) for those that write.
+        """Every parameter at its start: N(0, start_std^2), divided by sqrt(sublayers) for those that write.
 
         Each is drawn from a generator seeded by its own name, so that models of one seed share the weights of
         their sublayers to the last bit, whatever their designs.
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
             if name.rsplit(".", 2)[-2].endswith("norm"):
                 parameter.fill_(1.0)
             else:
-                std = self.config.init_std * writers.get(id(parameter), 1.0)
+                std = self.config.start_std * writers.get(id(parameter), 1.0)
                 parameter.normal_(0.0, std, generator=_named(parameter, seed, name))
         self.stream.reset(_named(self.embed.weight, seed, "stream"))
 
@@ -129,7 +129,7 @@ class Transformer(nn.Module):
         """Combinations that would not be what they say they are."""
         if self.stream.starts == "eps":
             most = max(len(self.stream.sources(site)) for site in self.plan.readers) or 1
-            limit = 0.05 * (self.config.init_std / most) ** 2
+            limit = 0.05 * (self.config.start_std / most) ** 2
             if self.config.eps > limit:
                 raise ValueError(
                     f"{self.stream.spec} starts as the standard network only while eps is small beside the read: it "

@@ -54,7 +54,7 @@ class TrainConfig:
     lane_norms: Annotated[Literal["shared", "separate"], "One pre-norm gain for q, k and v, or one each."] = "shared"
     tied: Annotated[bool, "The head's matrix is the embedding."] = True
     eps: Annotated[float, "Of every norm."] = 1e-9
-    init_std: Annotated[float, "Of every matrix at the start."] = 0.02
+    init_std: Annotated[float | None, "Of every matrix at the start; 0.5 / sqrt(width) by default."] = None
 
     corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
     tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"

@@ -1,0 +1,181 @@
+"""`residua compare`: which design is better here, by how much, at what cost, and is it inside the noise?"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from residua.compare import ComparePlan
+
+
+def command(
+    plan: Path = typer.Option(None, "--plan", help="A TOML plan; flags below are then not taken."),
+    design: list[str] = typer.Option([], "--design", "-d", help="A design; repeat it. The first is the baseline."),
+    layout: list[str] = typer.Option([], "--layout", help="A layout of sublayers; repeat it to compare layouts."),
+    size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeat it."),
+    seeds: int = typer.Option(3, help="Reported seeds: 0, 1, ..."),
+    baseline: str = typer.Option(None, help="The design to compare with, if not the first."),
+    match: str = typer.Option("none", help="none, params or flops: narrow the MLP so that all rows cost the same."),
+    lr_grid: str = typer.Option("", help="Rates each row chooses from on a seed of its own: 1e-3,2e-3,4e-3."),
+    residual_lr_grid: str = typer.Option("", help="The same for the designs' own parameters."),
+    threads: int = typer.Option(1, help="Threads per job; part of the plan."),
+    settings: list[str] = typer.Option([], "--set", "-s", help="A training field, such as steps=500 or corpus=pycode."),
+    out: Path = typer.Option(..., "--out", "-o", help="Directory of this comparison; run again, it goes on."),
+    jobs: int = typer.Option(1, "--jobs", "-j", help="Runs at a time."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and stop."),
+    force: bool = typer.Option(False, "--force", help="Put runs of different corpora in one table."),
+    as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
+) -> None:
+    """Train designs side by side and compare them fairly: same recipe, own rates, seeds and error bars."""
+    from residua.compare import ComparePlan, compare, read_plan
+    from residua.compare.table import show
+
+    tune = {"lr": _rates("lr-grid", lr_grid), "residual_lr": _rates("residual-lr-grid", residual_lr_grid)}
+    flags = {
+        "designs": design, "layouts": layout, "sizes": [_size(text) for text in size], "baseline": baseline,
+        "tune": {key: rates for key, rates in tune.items() if rates},
+        "train": dict(_setting(text) for text in settings),
+    }  # fmt: skip
+    given: dict[str, Any] = {key: value for key, value in flags.items() if value}
+    if plan is not None:
+        if given or match != "none" or seeds != 3 or threads != 1:
+            raise ValueError("--plan says everything about the comparison; change the file, or drop the other flags")
+        chosen = read_plan(plan)
+    else:
+        if not design:
+            raise ValueError("name designs with --design (twice or more), or a plan file with --plan")
+        chosen = ComparePlan.from_json(given | {"seeds": list(range(seeds)), "match": match, "threads": threads})
+    if dry_run:
+        _announce(chosen)
+        return
+    with _display() as listen:
+        spoken = "residua " + shlex.join(sys.argv[1:])
+        results = compare(chosen, out, jobs=jobs, force=force, command=spoken, on_event=listen)
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+        return
+    show(results)
+    typer.echo(f"written: {out}/results.json, results.csv, results.md, figures/")
+
+
+def _size(text: str) -> dict[str, int]:
+    parts = text.split("x")
+    if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
+        raise ValueError(f"--size {text}: write DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128 or 6x128x4")
+    return dict(zip(("depth", "width", "heads"), map(int, parts), strict=False))
+
+
+def _rates(flag: str, text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--{flag} {text}: write numbers with commas, such as 1e-3,2e-3") from None
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    from residua.train.config import config_fields
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set {text}: write field=value, such as steps=500")
+    known = config_fields().get(key)
+    if known is None:
+        raise ValueError(f"--set {text}: there is no training field {key!r}")
+    if known.kind is str:
+        return key, value
+    if known.kind is bool:
+        if value not in ("true", "false"):
+            raise ValueError(f"--set {text}: {key} is true or false")
+        return key, value == "true"
+    try:
+        return key, known.kind(value)
+    except ValueError:
+        raise ValueError(f"--set {text}: {key} takes a {known.describe()}") from None
+
+
+def _announce(plan: ComparePlan) -> None:
+    tuning, variants = plan.tuning(), plan.variants()
+    typer.echo(f"{len(variants)} rows x {len(plan.seeds)} seeds, baseline {plan.compared_with}")
+    typer.echo(f"{len(tuning)} tuning runs, then {len(variants) * len(plan.seeds)} reported runs")
+    for variant in variants:
+        config = plan.config(variant, plan.seeds[0])
+        typer.echo(
+            f"  {variant.label:<36} mlp_width {config.model(256).hidden}, "
+            f"{config.steps} steps of {config.tokens_per_step} tokens"
+        )
+
+
+def _display() -> Any:
+    """A live display on a terminal, a line per finished run elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    return _Live(console) if console.is_terminal else _Plain(console)
+
+
+class _Plain:
+    def __init__(self, console: Any) -> None:
+        self.console = console
+        self.left = 0
+
+    def __enter__(self) -> Any:
+        return self.take
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def take(self, event: dict[str, Any]) -> None:
+        if event["kind"] in ("title", "data"):
+            self.console.print(event["text"])
+        elif event["kind"] == "phase":
+            self.left = event["runs"] - event["done"]
+            if event["done"]:
+                self.console.print(f"{event['done']} of {event['runs']} runs are done already")
+        elif event["kind"] == "finished":
+            self.left -= 1
+            self.console.print(
+                f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte; {self.left} left"
+            )
+
+
+class _Live(_Plain):
+    """A bar for all runs and one for each that is running."""
+
+    def __enter__(self) -> Any:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False), console=self.console,
+        )  # fmt: skip
+        self.tasks: dict[str, Any] = {}
+        self.whole: Any = None
+        self.title = ""
+        self.progress.start()
+        return self.take
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event["kind"]
+        if kind == "title":
+            self.title = event["text"]
+        elif kind == "phase" and event["runs"]:
+            self.whole = self.progress.add_task(self.title, total=event["runs"], completed=event["done"], note="")
+        elif kind == "started":
+            self.tasks[event["run"]] = self.progress.add_task(event["run"], total=event["steps"], note="")
+        elif kind == "progress" and "step" in event:
+            self.progress.update(self.tasks[event["run"]], completed=event["step"], note=f"loss {event['loss']:.3f}")
+        elif kind == "finished":
+            self.progress.remove_task(self.tasks.pop(event["run"]))
+            self.progress.advance(self.whole)
+            self.progress.console.print(f"{event['run']}: val loss {event['loss']:.4f}")
+        elif kind == "data":
+            self.progress.console.print(event["text"])

@@ -1,0 +1,57 @@
+"""`residua generate`: text from a trained run, token by token as it is made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+
+def command(
+    run: Path = typer.Argument(..., help="A directory written by residua train or compare (a run in it)."),
+    prompt: str = typer.Option(..., "--prompt", "-p", help="The text to continue."),
+    tokens: int = typer.Option(200, "--tokens", "-n", help="New tokens."),
+    temperature: float = typer.Option(0.8, help="0 takes the likeliest token."),
+    top_k: int = typer.Option(None, help="Sample from the k likeliest."),
+    top_p: float = typer.Option(None, help="Sample from the fewest that hold this probability."),
+    seed: int = typer.Option(0, help="Of the sampling."),
+    as_json: bool = typer.Option(False, "--json", help="Print prompt, text and token ids as JSON."),
+) -> None:
+    """Continue a prompt with a trained run, using the KV cache."""
+    import torch
+
+    from residua.data import prepare
+    from residua.model.generate import stepwise
+    from residua.train import TrainConfig, load_model
+    from residua.train.durable import read_json
+
+    if not (run / "config.json").is_file():
+        raise ValueError(f"{run} is not the directory of a run: it has no config.json")
+    stored = read_json(run / "config.json")
+    config = TrainConfig.from_json(stored.get("config", stored))
+    model = load_model(run)
+    tokenizer = prepare(config.corpus, config.tokenizer)
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one character")
+    generator = torch.Generator().manual_seed(seed)
+    made: list[int] = []
+    shown = tokenizer.decode(ids)
+    if not as_json:
+        typer.echo(shown, nl=False)
+    for token in stepwise(
+        model, torch.tensor([ids]), tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=tokenizer.end,
+        generator=generator,
+    ):  # fmt: skip
+        if int(token) == tokenizer.end:
+            break
+        made.append(int(token))
+        text = tokenizer.decode(ids + made)
+        if not as_json and not text.endswith("\ufffd"):  # a character may need several tokens
+            typer.echo(text[len(shown) :], nl=False)
+            shown = text
+    if as_json:
+        typer.echo(json.dumps({"prompt": prompt, "text": tokenizer.decode(made), "tokens": made}))
+    else:
+        typer.echo()

@@ -1,0 +1,136 @@
+"""Run what a plan asks for, several processes at a time; stop and start again at any point.
+
+A run that has its result is not run again. Ctrl-C asks every running process to save and waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from residua.compare.plan import ComparePlan, Run
+from residua.compare.worker import ROUTING
+from residua.train.durable import read_json, write_json
+
+PLAN = "plan.json"
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+class RunFailed(ValueError):
+    """A run ended in an error; the others are kept."""
+
+
+@dataclass
+class _Job:
+    run: Run
+    folder: Path
+    log: Path
+    process: subprocess.Popen[bytes]
+
+
+def claim(plan: ComparePlan, out: Path) -> None:
+    """Make `out` the directory of this plan, or refuse it if it is another's."""
+    stored = out / PLAN
+    if stored.exists():
+        if read_json(stored) != plan.to_json():
+            raise ValueError(f"{out} belongs to another plan; give another --out, or run the plan in {stored}")
+        return
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is there and is not the directory of a comparison; give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(stored, plan.to_json())
+
+
+def execute(runs: Sequence[Run], out: Path, *, jobs: int, threads: int, listen: Listener) -> None:
+    """Bring every run to its result, at most `jobs` at a time."""
+    waiting = [run for run in runs if not is_done(out / run.folder)]
+    listen({"kind": "phase", "runs": len(runs), "done": len(runs) - len(waiting)})
+    running: list[_Job] = []
+    with _stopping(running):
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                run = waiting.pop(0)
+                running.append(_start(run, out, threads))
+                listen({"kind": "started", "run": run.folder, "steps": run.config.steps})
+            time.sleep(0.2)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                _finish(job, running, listen)
+            for job in running:
+                listen({"kind": "progress", "run": job.run.folder, **_last_line(job.folder / "metrics.jsonl")})
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run has its result and its routing."""
+    return (folder / "result.json").exists() and (folder / ROUTING).exists()
+
+
+def _start(run: Run, out: Path, threads: int) -> _Job:
+    folder, job = out / run.folder, out / "jobs" / f"{run.folder}.json"  # a run's folder is the run's alone
+    log = job.with_suffix(".log")
+    job.parent.mkdir(parents=True, exist_ok=True)
+    write_json(job, run.config.to_json())
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    with log.open("ab") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "residua.compare.worker", str(job), str(folder)],
+            stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=environment, start_new_session=True,
+        )  # fmt: skip
+    return _Job(run, folder, log, process)
+
+
+def _finish(job: _Job, running: list[_Job], listen: Listener) -> None:
+    if job.process.returncode == 0 and is_done(job.folder):
+        listen({"kind": "finished", "run": job.run.folder, **read_json(job.folder / "result.json")})
+        return
+    lines = job.log.read_text(errors="replace").strip().splitlines()
+    reason = lines[-1] if lines else f"exit code {job.process.returncode}"
+    _stop(running)
+    raise RunFailed(f"run {job.run.folder} failed: {reason} (see {job.log}); finished runs are kept")
+
+
+@contextmanager
+def _stopping(running: list[_Job]) -> Iterator[None]:
+    """Turn SIGTERM into an interrupt, and on any way out let the running processes save first."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        _stop(running)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(running: list[_Job]) -> None:
+    for job in running:
+        if job.process.poll() is None:
+            job.process.send_signal(signal.SIGTERM)
+    for job in running:
+        try:
+            job.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+    running.clear()
+
+
+def _last_line(path: Path) -> dict[str, Any]:
+    """The newest whole line of a metrics file, cheaply."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().split(b"\n")[:-1]
+        return json.loads(lines[-1]) if lines else {}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,223 @@
+"""The answer of a comparison: a row per design with its spread, its difference from the baseline, and its cost."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua.compare.plan import ComparePlan, Run, Variant
+from residua.compare.stats import Difference, Spread, paired, spread
+from residua.compare.worker import ROUTING
+from residua.train import read_metrics
+from residua.train.durable import read_json
+
+FORMAT = 1
+ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One design in one layout at one size."""
+
+    label: str
+    design: str
+    layout: str
+    size: str
+    baseline: bool
+    parameters: int
+    stream_parameters: int
+    mlp_width: int
+    rates: Mapping[str, float]
+    trials: int
+    """Tuning runs that chose the rates."""
+    edge: bool
+    """The chosen rate is the smallest or largest of its grid: a better one may lie outside."""
+    loss: Spread
+    perplexity: Spread
+    bits_per_byte: Spread
+    difference: Difference | None
+    """Of the validation loss from the baseline's; None for the baseline itself."""
+    loss_at_equal_time: Spread
+    speed: float
+    """Tokens per processor second, over the baseline's."""
+    memory: float
+    """Peak memory over the baseline's."""
+    routing: Mapping[str, float | None]
+    """Means over seeds and sites; `deep_` those of the last third of the network."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with the verdict that the interval gives."""
+        values = asdict(self)
+        if self.difference is not None:
+            values["difference"]["significant"] = self.difference.significant
+        return values
+
+
+def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
+    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller."""
+    chosen = {}
+    for variant in plan.variants():
+        losses: dict[tuple[tuple[str, float], ...], list[float]] = {}
+        for run in plan.tuning():
+            if run.variant == variant:
+                rates = tuple((key, getattr(run.config, key)) for key in plan.rates(variant)[0])
+                losses.setdefault(rates, []).append(read_json(out / run.folder / "result.json")["loss"])
+        if losses:
+            chosen[variant.label] = dict(min((fmean(found), rates) for rates, found in losses.items())[1])
+    return chosen
+
+
+def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str = "") -> dict[str, Any]:
+    """Everything the tables, files and figures are made from. Every run must be there and of one corpus."""
+    rates = choose_rates(plan, out)
+    runs = plan.runs(rates)
+    results = {run.folder: read_json(out / run.folder / "result.json") for run in runs}
+    fingerprints = {result["fingerprint"] for result in results.values()}
+    if len(fingerprints) > 1 and not force:
+        raise ValueError(
+            f"these runs saw {len(fingerprints)} corpora or tokenizers ({', '.join(sorted(fingerprints))}) and do not "
+            "compare; run them again on one, or force it"
+        )
+    rows = _rows(plan, out, rates, runs, results)
+    return {
+        "format": FORMAT,
+        "plan": plan.to_json(),
+        "digest": plan.digest,
+        "fingerprints": sorted(fingerprints),
+        "command": command,
+        "machine": _machine(),
+        "rows": [row.to_json() for row in rows],
+        "runs": [{"folder": run.folder, "label": run.variant.label, **results[run.folder]} for run in runs],
+        "notes": notes(plan, rows, len(fingerprints)),
+    }
+
+
+def _rows(
+    plan: ComparePlan,
+    out: Path,
+    rates: Mapping[str, Mapping[str, float]],
+    runs: Sequence[Run],
+    results: Mapping[str, Mapping[str, Any]],
+) -> list[Row]:
+    by_row: dict[str, list[Run]] = {}
+    for run in runs:
+        by_row.setdefault(run.variant.label, []).append(run)
+
+    def every(variant: Variant, *keys: str) -> list[float]:
+        found = []
+        for run in by_row[variant.label]:
+            value: Any = results[run.folder]
+            for key in keys:
+                value = value[key]
+            found.append(value)
+        return found
+
+    def speed(variant: Variant) -> float:
+        tokens, seconds = every(variant, "tokens"), every(variant, "time", "cpu_seconds")
+        return fmean(seen / spent for seen, spent in zip(tokens, seconds, strict=True))
+
+    budget = min(fmean(every(variant, "time", "cpu_seconds")) for variant in plan.variants())
+    rows = []
+    for variant in plan.variants():
+        first, base = by_row[variant.label][0], plan.baseline_of(variant)
+        own = base == variant
+        losses = every(variant, "loss")
+        chosen = {"lr": first.config.lr, "residual_lr": first.config.residual_rate}
+        rows.append(
+            Row(
+                label=variant.label,
+                design=first.config.design,
+                layout=variant.layout,
+                size=str(variant.size),
+                baseline=own,
+                parameters=results[first.folder]["parameters"],
+                stream_parameters=results[first.folder]["stream_parameters"],
+                mlp_width=first.config.model(256).hidden,
+                rates=chosen,
+                trials=len(plan.rates(variant)) * len(plan.tune.seeds),
+                edge=_at_edge(plan, rates.get(variant.label, {})),
+                loss=spread(losses),
+                perplexity=spread(every(variant, "perplexity")),
+                bits_per_byte=spread(every(variant, "bits_per_byte")),
+                difference=None if own else paired(losses, every(base, "loss")),
+                loss_at_equal_time=spread(
+                    [loss_at(out / run.folder / "metrics.jsonl", budget) for run in by_row[variant.label]]
+                ),
+                speed=speed(variant) / speed(base),
+                memory=fmean(every(variant, "time", "peak_memory")) / fmean(every(base, "time", "peak_memory")),
+                routing=_routing([read_json(out / run.folder / ROUTING) for run in by_row[variant.label]]),
+            )
+        )
+    return rows
+
+
+def loss_at(metrics: Path, seconds: float) -> float:
+    """The validation loss when a run had used so many processor seconds, on a line between validations."""
+    points = [(line["time"]["cpu_seconds"], line["loss"]) for line in read_metrics(metrics) if line["kind"] == "valid"]
+    if not points:
+        raise ValueError(f"{metrics} holds no validation")
+    before = points[0]
+    for point in points:
+        if point[0] >= seconds:
+            share = 0.0 if point[0] == before[0] else (seconds - before[0]) / (point[0] - before[0])
+            return before[1] + max(0.0, share) * (point[1] - before[1])
+        before = point
+    return points[-1][1]
+
+
+def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
+    """What a reader must know before believing the table."""
+    said = []
+    if len(plan.seeds) < 3:
+        said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
+    base = next(row for row in rows if row.baseline)
+    if not plan.tune.lr:
+        said.append(
+            "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
+        )
+    said += [
+        f"{row.label}: its rate {row.rates['lr']:g} is at the edge of the grid; a better one may lie outside."
+        for row in rows
+        if row.edge
+    ]
+    said += [
+        f"{row.label} was tuned by {row.trials} runs and the baseline {base.label} by {base.trials}."
+        for row in rows
+        if row.trials > base.trials
+    ]
+    if corpora > 1:
+        said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
+    return said
+
+
+def _at_edge(plan: ComparePlan, chosen: Mapping[str, float]) -> bool:
+    grids = {"lr": plan.tune.lr, "residual_lr": plan.tune.residual_lr}
+    return any(len(grids[key]) > 1 and rate in (min(grids[key]), max(grids[key])) for key, rate in chosen.items())
+
+
+def _routing(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
+    for prefix, part in (("", "network"), ("deep_", "deep_third")):
+        for key in ROUTED:
+            values = [record[part][key] for record in records]
+            known = [value for value in values if value is not None and math.isfinite(value)]
+            found[prefix + key] = fmean(known) if len(known) == len(values) and known else None
+    return found
+
+
+def _machine() -> dict[str, str]:
+    import torch
+
+    from residua import __version__
+
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "residua": __version__,
+    }

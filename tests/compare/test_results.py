@@ -1,0 +1,140 @@
+"""The answer from runs with known numbers: spreads, differences, rates, time, cost and the notes that go with them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from residua.compare import ComparePlan
+from residua.compare.results import choose_rates, collect, loss_at
+from residua.compare.table import columns, difference, to_csv, to_markdown
+
+SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}
+
+
+def write_run(folder, loss, *, seconds=10.0, memory=100, fingerprint="f", weight=None):
+    folder.mkdir(parents=True)
+    values = dict.fromkeys(("max_weight", "normalised_entropy", "effective_sources", "collapsed_share"), weight)
+    result = {
+        "loss": loss, "perplexity": loss * 2, "bits_per_byte": loss * 1.5, "tokens": 1000, "parameters": 7,
+        "stream_parameters": 1, "fingerprint": fingerprint,
+        "time": {"cpu_seconds": seconds, "seconds": seconds, "peak_memory": memory, "tokens_per_second": 1.0},
+    }  # fmt: skip
+    (folder / "result.json").write_text(json.dumps(result))
+    (folder / "routing.json").write_text(json.dumps({"network": values, "deep_third": values}))
+    lines = [(0.0, loss + 2), (seconds / 2, loss + 1), (seconds, loss)]
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps({"kind": "valid", "loss": x, "time": {"cpu_seconds": t}}) + "\n" for t, x in lines)
+    )
+
+
+@pytest.fixture
+def compared(tmp_path):
+    plan = ComparePlan.from_json({"designs": ["standard", "delta:blocks=2"], **SMALL})
+    for run, loss in zip(plan.runs({}), (3.0, 3.1, 3.2, 2.8, 2.95, 3.01), strict=True):
+        own = run.variant.design != "standard"
+        write_run(tmp_path / run.folder, loss, seconds=20.0 if own else 10.0, memory=150 if own else 100,
+                  weight=0.5 if own else None)  # fmt: skip
+    return plan, tmp_path
+
+
+def test_results_by_hand(compared):
+    results = collect(*compared)
+    base, own = results["rows"]
+    assert base["baseline"]
+    assert base["difference"] is None
+    assert base["loss"]["mean"] == pytest.approx(3.1)
+    assert base["loss"]["deviation"] == pytest.approx(0.1)
+    gap = own["difference"]
+    assert gap["mean"] == pytest.approx((-0.2 - 0.15 - 0.19) / 3)
+    half = 4.302653 * 0.0264575 / 3**0.5
+    assert gap["low"] == pytest.approx(gap["mean"] - half, abs=1e-5)
+    assert gap["significant"] is True
+    assert own["speed"] == pytest.approx(0.5)
+    assert own["memory"] == pytest.approx(1.5)
+    assert own["loss_at_equal_time"]["mean"] == pytest.approx(own["loss"]["mean"] + 1)  # at 10 of 20 seconds
+    assert base["loss_at_equal_time"]["mean"] == pytest.approx(base["loss"]["mean"])
+    assert own["routing"]["deep_max_weight"] == 0.5
+    assert base["routing"]["max_weight"] is None
+    assert any("not tuned" in note for note in results["notes"])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "loss"), [(0.0, 5.0), (2.5, 4.5), (5.0, 4.0), (7.5, 3.5), (10.0, 3.0), (99.0, 3.0)]
+)
+def test_loss_at_a_time_lies_between_validations(tmp_path, seconds, loss):
+    write_run(tmp_path / "a", 3.0)
+    assert loss_at(tmp_path / "a" / "metrics.jsonl", seconds) == pytest.approx(loss)
+
+
+def test_rates_are_the_best_on_the_tuning_seeds_and_an_edge_is_said(tmp_path):
+    plan = ComparePlan.from_json(
+        {"designs": ["standard", "delta:blocks=2"], **SMALL,
+         "tune": {"lr": [1e-3, 2e-3, 4e-3], "residual_lr": [1e-3, 1e-2], "seeds": [100, 101]}}
+    )  # fmt: skip
+    for run in plan.tuning():
+        goal = 2e-3 if run.variant.design == "standard" else 4e-3
+        loss = 3 + abs(run.config.lr - goal) * 100 + abs(run.config.residual_rate - 1e-3) + run.config.seed / 1e4
+        write_run(tmp_path / run.folder, loss)
+    chosen = choose_rates(plan, tmp_path)
+    assert chosen == {"standard": {"lr": 2e-3}, "delta:blocks=2": {"lr": 4e-3, "residual_lr": 1e-3}}
+    for run in plan.runs(chosen):
+        write_run(tmp_path / run.folder, 3.0 + run.config.seed / 10)
+    results = collect(plan, tmp_path)
+    assert [row["edge"] for row in results["rows"]] == [False, True]
+    assert [row["trials"] for row in results["rows"]] == [6, 12]
+    assert any("edge of the grid" in note for note in results["notes"])
+    assert any("tuned by 12 runs and the baseline standard by 6" in note for note in results["notes"])
+
+
+def test_different_corpora_are_refused_unless_forced(compared):
+    plan, out = compared
+    last = out / plan.runs({})[-1].folder / "result.json"
+    last.write_text(last.read_text().replace('"f"', '"other"'))
+    with pytest.raises(ValueError, match="do not compare"):
+        collect(plan, out)
+    assert any("FORCED" in note for note in collect(plan, out, force=True)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("gap", "shown"),
+    [
+        (None, "baseline"),
+        (
+            {"mean": -0.04, "low": -0.06, "high": -0.02, "detectable": 0.01, "significant": True},
+            "-0.0400 [-0.0600, -0.0200]",
+        ),
+        (
+            {"mean": 0.01, "low": -0.1, "high": 0.12, "detectable": 0.05, "significant": False},
+            "+0.0100 n.s. (sees 0.0500)",
+        ),
+        ({"mean": 0.5, "low": None, "high": None, "detectable": None, "significant": None}, "+0.5000 (no interval)"),
+    ],
+    ids=["baseline", "clear", "noise", "two seeds"],
+)
+def test_difference_inside_the_noise_is_called_that(gap, shown):
+    assert difference({"difference": gap}) == shown
+
+
+def test_fewer_than_three_seeds_have_no_interval(tmp_path):
+    plan = ComparePlan.from_json({"designs": ["standard", "delta:blocks=2"], "seeds": [0, 1], **SMALL})
+    for run in plan.runs({}):
+        write_run(tmp_path / run.folder, 3.0)
+    results = collect(plan, tmp_path)
+    assert results["rows"][1]["difference"]["low"] is None
+    assert any("no interval" in note for note in results["notes"])
+
+
+def test_files_hold_the_same_numbers(compared):
+    results = collect(*compared)
+    rows = list(csv.DictReader(io.StringIO(to_csv(results))))
+    for row, line in zip(results["rows"], rows, strict=True):
+        assert float(line["loss_mean"]) == row["loss"]["mean"]
+        assert line["design"] == row["design"]
+        expected = "" if row["difference"] is None else str(row["difference"]["mean"])
+        assert line["difference_mean"] == expected
+    text = to_markdown(results)
+    for row in results["rows"]:
+        for cell in columns(results).values():
+            assert cell(row) in text
