@@ -57,9 +57,10 @@ def test_stream_state_has_the_type_the_config_names(spec, fp32_stream):
     assert {dtype for what, dtype in kinds if what == "state after its write"} == {expected}
 
 
-@pytest.mark.parametrize("spec", residua.names())
+@pytest.mark.parametrize("spec", [name for name in residua.names() if name != "elc"])
 def test_stream_in_float32_is_nearer_the_float32_model(spec):
-    """On average over weights: for one draw, roundings may happen to cancel."""
+    """On average over weights: for one draw, roundings may happen to cancel. (Not elc, which keeps no sum over depth:
+    there is nothing to lose, and both come to 9.75e-3.)"""
     errors = {False: 0.0, True: 0.0}
     for seed in range(8):
         _, exact = build(spec, seed=seed)
@@ -79,7 +80,7 @@ def test_stream_type_leaves_what_is_held_twice_one_tensor():
 
 def test_float32_is_left_alone():
     config, model = build("delta")
-    plain = Transformer(config.model(24), seed=1)
+    plain = Transformer(config.model(24), seed=1 + config.seed)
     with autocast(config, CPU):
         assert torch.equal(model(IDS), plain(IDS))
     assert "open" not in vars(model.stream)

@@ -53,6 +53,3 @@ def main() -> None:
             raise
         typer.echo(f"residua: {error}", err=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        typer.echo("residua: interrupted", err=True)
-        sys.exit(130)

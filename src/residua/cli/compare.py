@@ -54,9 +54,13 @@ def command(
     if dry_run:
         _announce(chosen)
         return
-    with _display() as listen:
-        spoken = "residua " + shlex.join(sys.argv[1:])
-        results = compare(chosen, out, jobs=jobs, force=force, command=spoken, on_event=listen)
+    spoken = "residua " + shlex.join(sys.argv[1:])
+    try:
+        with _display() as listen:
+            results = compare(chosen, out, jobs=jobs, force=force, command=spoken, on_event=listen)
+    except KeyboardInterrupt:
+        typer.echo("residua: interrupted; every run has saved, and the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
