@@ -1,0 +1,40 @@
+"""Committed results belong to the plans beside them, and README shows what the files say."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from residua.compare import read_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = sorted((ROOT / "results").glob("*/results.json"))
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.parent.name)
+def test_results_belong_to_their_plan(file):
+    results = json.loads(file.read_text())
+    plan = read_plan(ROOT / "recipes" / f"{file.parent.name}.toml")
+    assert results["plan"] == plan.to_json()
+    assert results["digest"] == plan.digest
+    assert results["command"].startswith("residua compare")
+    assert [row["label"] for row in results["rows"]] == [variant.label for variant in plan.variants()]
+    assert len(results["runs"]) == len(plan.variants()) * len(plan.seeds)
+    assert len(results["fingerprints"]) == 1
+
+
+def test_readme_tables_are_up_to_date():
+    subprocess.run([sys.executable, "tools/update_readme", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^residua (?:compare|train) .*", (ROOT / "README.md").read_text(), re.M))
+def test_readme_command_is_one_that_would_run(line, tmp_path):
+    """The long commands of README, as far as `--dry-run` goes: every flag, design and size in them is right."""
+    arguments = [part.replace("runs/", f"{tmp_path}/") for part in shlex.split(line)[1:]]
+    code = "from residua.cli import main; main()"
+    subprocess.run([sys.executable, "-c", code, *arguments, "--dry-run"], check=True, capture_output=True)
+    assert not list(tmp_path.iterdir())
