@@ -21,17 +21,15 @@ def command(
     """Continue a prompt with a trained run, using the KV cache."""
     import torch
 
-    from residua.data import prepare
+    from residua.data import load_tokenizer
     from residua.model.generate import stepwise
-    from residua.train import TrainConfig, load_model
-    from residua.train.durable import read_json
+    from residua.train import load_model
 
-    if not (run / "config.json").is_file():
-        raise ValueError(f"{run} is not the directory of a run: it has no config.json")
-    stored = read_json(run / "config.json")
-    config = TrainConfig.from_json(stored.get("config", stored))
+    for name in ("config.json", "tokenizer.json"):
+        if not (run / name).is_file():
+            raise ValueError(f"{run} is not the directory of a run that can generate: it has no {name}")
     model = load_model(run)
-    tokenizer = prepare(config.corpus, config.tokenizer)
+    tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
     ids = tokenizer.encode(prompt)
     if not ids:
         raise ValueError("the prompt is empty; give at least one character")

@@ -2,6 +2,7 @@
 
 config.json     the TrainConfig; a directory belongs to the config it was made with
 manifest.json   corpus, versions, machine
+tokenizer.json  what turns text into its ids and back, so that `generate` needs neither the corpus nor a cache
 metrics.jsonl   one line per update and validation
 checkpoints/    the newest states
 result.json     written last: a directory that has it is finished
@@ -33,6 +34,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config, self.manifest, self.result = (path / f"{name}.json" for name in ("config", "manifest", "result"))
+        self.tokenizer = path / "tokenizer.json"
         self.metrics = MetricsFile(path / "metrics.jsonl")
         self.checkpoints = path / "checkpoints"
 
@@ -46,7 +48,8 @@ class RunFolder:
             if resume == "must":
                 raise FileNotFoundError(f"{self.path} holds no run to resume; drop resume=must to start one")
             # what a process killed in its first moments may leave is ours
-            ours = {lock.NAME, self.manifest.name, f".{self.manifest.name}.writing", f".{self.config.name}.writing"}
+            written = [self.manifest.name, self.config.name, self.tokenizer.name]
+            ours = {lock.NAME, *written, *(f".{name}.writing" for name in written)}
             foreign = sorted({path.name for path in self.path.glob("*")} - ours)
             if foreign:
                 raise FileExistsError(
@@ -67,7 +70,9 @@ class RunFolder:
                 f"{self.path} belongs to another configuration ({'; '.join(differing)}); choose another directory"
             )
 
-    def start(self, config: TrainConfig, data: Mapping[str, Any], device: torch.device) -> None:
+    def start(
+        self, config: TrainConfig, data: Mapping[str, Any], device: torch.device, tokenizer: Mapping[str, Any] | None
+    ) -> None:
         """Write what identifies the run, or check that the data are still those it began with."""
         if self.manifest.exists():
             began = read_json(self.manifest)["data"].get("fingerprint")
@@ -78,6 +83,8 @@ class RunFolder:
                 )
         else:
             write_json(self.manifest, {"data": dict(data), **machine(device)})
+        if tokenizer is not None and not self.tokenizer.exists():
+            write_json(self.tokenizer, tokenizer)
         if not self.config.exists():
             write_json(self.config, config.to_json())
         self.checkpoints.mkdir(exist_ok=True)

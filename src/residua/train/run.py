@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -93,7 +94,10 @@ def train(
         folder.check(config, resume)  # again, now that nobody else can write
         if folder.result.exists():
             return _finished(folder, listen)
-        folder.start(config, tokens.manifest, trainer.device)
+        tokenizer = getattr(tokens, "tokenizer", None)  # ids made elsewhere may come without one
+        folder.start(
+            config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump())
+        )
 
         def tell(event: Mapping[str, Any]) -> None:
             for sink in sinks:
