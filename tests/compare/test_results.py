@@ -13,7 +13,7 @@ from residua.compare.table import columns, difference, to_csv, to_markdown
 SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}
 
 
-def write_run(folder, loss, *, seconds=10.0, memory=100, fingerprint="f", weight=None):
+def write_run(folder, loss, *, seconds=10.0, memory=100, fingerprint="f", weight=None, batch="b"):
     folder.mkdir(parents=True)
     values = dict.fromkeys(("max_weight", "normalised_entropy", "effective_sources", "collapsed_share"), weight)
     result = {
@@ -24,9 +24,9 @@ def write_run(folder, loss, *, seconds=10.0, memory=100, fingerprint="f", weight
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "routing.json").write_text(json.dumps({"network": values, "deep_third": values}))
     lines = [(0.0, loss + 2), (seconds / 2, loss + 1), (seconds, loss)]
-    (folder / "metrics.jsonl").write_text(
-        "".join(json.dumps({"kind": "valid", "loss": x, "time": {"cpu_seconds": t}}) + "\n" for t, x in lines)
-    )
+    valid = [{"kind": "valid", "loss": x, "time": {"cpu_seconds": t}} for t, x in lines]
+    every = [{"kind": "train", "batch": batch}, *valid]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in every))
 
 
 @pytest.fixture
@@ -95,6 +95,15 @@ def test_different_corpora_are_refused_unless_forced(compared):
     with pytest.raises(ValueError, match="do not compare"):
         collect(plan, out)
     assert any("FORCED" in note for note in collect(plan, out, force=True)["notes"])
+
+
+def test_runs_of_one_seed_that_saw_different_batches_are_refused(tmp_path):
+    plan = ComparePlan.from_json({"designs": ["standard", "delta:blocks=2"], **SMALL})
+    for run in plan.runs({}):
+        odd = run.variant.design != "standard" and run.config.seed == 1
+        write_run(tmp_path / run.folder, 3.0, batch="c" if odd else "b")
+    with pytest.raises(ValueError, match="one seed but saw different batches"):
+        collect(plan, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str =
             f"these runs saw {len(fingerprints)} corpora or tokenizers ({', '.join(sorted(fingerprints))}) and do not "
             "compare; run them again on one, or force it"
         )
+    _check_batches(out, runs)
     rows = _rows(plan, out, rates, runs, results)
     return {
         "format": FORMAT,
@@ -95,6 +96,17 @@ def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str =
         "runs": [{"folder": run.folder, "label": run.variant.label, **results[run.folder]} for run in runs],
         "notes": notes(plan, rows, len(fingerprints)),
     }
+
+
+def _check_batches(out: Path, runs: Sequence[Run]) -> None:
+    """Refuse runs of one seed that did not see the same batches in the same order: each update logged what it saw."""
+    seen: dict[int, tuple[str, list[Any]]] = {}
+    for run in runs:
+        lines = read_metrics(out / run.folder / "metrics.jsonl")
+        batches = [line["batch"] for line in lines if line["kind"] == "train"]
+        folder, first = seen.setdefault(run.config.seed, (run.folder, batches))
+        if batches != first:
+            raise ValueError(f"{run.folder} and {folder} have one seed but saw different batches; run both again")
 
 
 def _rows(
