@@ -11,6 +11,8 @@ import pytest
 
 from residua.compare import read_plan
 
+pytestmark = pytest.mark.slow  # commands in processes of their own
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "results").glob("*/results.json"))
 

@@ -167,6 +167,7 @@ def test_tuning_gives_every_row_the_grid_on_seeds_of_its_own():
     assert {run.config.lr for run in final if run.variant.design == "delta:blocks=2"} == {4e-3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("match", ["params", "flops"])
 def test_match_brings_every_row_to_the_baseline(match):
     chosen = ComparePlan(

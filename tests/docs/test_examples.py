@@ -11,6 +11,8 @@ import pytest
 import residua
 from residua.testing import LAWS
 
+pytestmark = pytest.mark.slow  # each example trains
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 

@@ -13,6 +13,8 @@ from filelock import FileLock
 import residua
 from residua.testing import LAWS
 
+pytestmark = pytest.mark.slow  # the site is built
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 

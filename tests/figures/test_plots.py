@@ -18,6 +18,8 @@ from residua import figures, plots
 from residua.plots import heat, lines
 from tests.figures.synthetic import write_comparison
 
+pytestmark = pytest.mark.slow  # every figure is drawn
+
 EVERY = {
     "curves-tokens", "curves-time", "routing", "routing-attnres", "routing-denseformer", "depth-weights", "stream-rms",
     "quality-speed",

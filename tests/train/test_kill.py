@@ -9,6 +9,8 @@ import pytest
 from tests.train.harness import outcome
 from tests.train.warm import Warm
 
+pytestmark = pytest.mark.slow  # thirty processes are killed and resumed
+
 SEEDS = range(10)
 
 
