@@ -57,7 +57,8 @@ def legend(results: Mapping[str, Any]) -> str:
         "vs baseline: mean paired difference with its 95 % t interval;",
         "n.s.: the interval holds zero; sees: the smallest difference that these seeds would have found 4 times of 5.",
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
-        "peak memory, over the baseline's.",
+        "peak memory, over the baseline's;",
+        "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
         f"matched on: {match if match != 'none' else 'nothing; see params'}. max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]

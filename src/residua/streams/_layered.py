@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from residua import ops
 from residua.plan import Site
-from residua.stream import Norm, Past, Read, Stream
+from residua.stream import Norm, Past, Read, Routing, Stream
+from residua.streams._parts import block_names
 
 
 class Layered(NamedTuple):
@@ -55,3 +57,24 @@ class LayeredStream(Stream[Layered]):
         if site.last:
             return Layered(self.kept((*s.sources, self.output(read.carry, delta))))
         return Layered(s.sources, (read.carry,), (delta,))
+
+
+class StaticLayered(LayeredStream):
+    """x = sum_i softmax(a)_i H_i over block outputs, with one learned vector a at every site that mixes."""
+
+    @abstractmethod
+    def mixes_at(self, site: Site) -> bool:
+        """Whether a site reads a mixture; elsewhere the newest source is read."""
+
+    def mixed(self, sources: tuple[Tensor, ...], site: Site) -> tuple[Tensor, ...]:
+        part = self.part(site)
+        return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return block_names(site.layer) if self.mixes_at(site) else ()
+
+    def routing(self, s: Layered, site: Site) -> Routing | None:
+        if not self.mixes_at(site):
+            return None
+        weights = self.part(site).alpha.softmax(0)
+        return Routing(s.sources, weights[None, :, None, None, None].expand(1, -1, *s.sources[0].shape[:2], 1))

@@ -9,13 +9,13 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Routing, Start
-from residua.streams._layered import Layered, LayeredStream
-from residua.streams._parts import Static, block_names, opens_block
+from residua.stream import Start
+from residua.streams._layered import StaticLayered
+from residua.streams._parts import Static, opens_block
 
 
 @register("elc")
-class ELC(LayeredStream):
+class ELC(StaticLayered):
     """x_l = sum_{i<=l} softmax(a_l)_i H_i; H_{l+1} = Att(x_l) + MLP(...); x_l is never added back.
 
     A layer's output holds only what its sublayers made: the skip exists through later mixtures alone. Written for
@@ -57,15 +57,11 @@ class ELC(LayeredStream):
         self.eps = 1e-7 if eps is None else eps
         self.keeps_x = (mlp_input or ("attn" if variant == "base" else "sum")) == "sum"
         newest = 1.0 if variant == "base" else 0.0
-        self.each(lambda site: Static(site.layer + 1, newest) if self._mixes(site) else None)
+        self.each(lambda site: Static(site.layer + 1, newest) if self.mixes_at(site) else None)
 
     @property
     def starts(self) -> Start:
         return "no"
-
-    def mixed(self, sources: tuple[Tensor, ...], site: Site) -> tuple[Tensor, ...]:
-        part = self.part(site)
-        return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
 
     def inner(self, base: Tensor, delta: Tensor) -> Tensor:
         return base + delta if self.keeps_x else delta
@@ -73,14 +69,5 @@ class ELC(LayeredStream):
     def output(self, base: Tensor, delta: Tensor) -> Tensor:
         return ops.layer_norm(delta, self.eps) if self.normalized else delta
 
-    def sources(self, site: Site) -> tuple[str, ...]:
-        return block_names(site.layer) if self._mixes(site) else ()
-
-    def routing(self, s: Layered, site: Site) -> Routing | None:
-        if not self._mixes(site):
-            return None
-        weights = self.part(site).alpha.softmax(0)
-        return Routing(s.sources, weights[None, :, None, None, None].expand(1, -1, *s.sources[0].shape[:2], 1))
-
-    def _mixes(self, site: Site) -> bool:
+    def mixes_at(self, site: Site) -> bool:
         return opens_block(site) and (self.weighted or site.kind != "head")

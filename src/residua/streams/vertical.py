@@ -9,15 +9,15 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Past, Routing, Start
-from residua.streams._layered import Layered, LayeredStream
-from residua.streams._parts import Static, block_names, opens_block
+from residua.stream import Past, Start
+from residua.streams._layered import Layered, StaticLayered
+from residua.streams._parts import Static, opens_block
 
 _NORMS = {"rms": ops.rms_norm, "l2": ops.l2_norm, "layernorm": ops.layer_norm}
 
 
 @register("vertical")
-class Vertical(LayeredStream):
+class Vertical(StaticLayered):
     """x_l = sum_{i<=l} softmax(a_l)_i H_i / |H_i|, static weights over normalised layer outputs.
 
     RECONSTRUCTED from the abstract and the reviews of a submission without public code: the weights do not depend
@@ -47,7 +47,7 @@ class Vertical(LayeredStream):
         super().__init__(plan)
         self.scaled, self.inner_residual, self.eps = _NORMS[norm], inner_residual, eps
         newest = 1.0 if init == "last" else 0.0
-        self.each(lambda site: Static(site.layer + 1, newest) if self._mixes(site) else None)
+        self.each(lambda site: Static(site.layer + 1, newest) if self.mixes_at(site) else None)
 
     @property
     def starts(self) -> Start:
@@ -56,21 +56,8 @@ class Vertical(LayeredStream):
     def open(self, x: Tensor, past: Past = None) -> Layered:
         return Layered((self.scaled(x, self.eps),))
 
-    def mixed(self, sources: tuple[Tensor, ...], site: Site) -> tuple[Tensor, ...]:
-        part = self.part(site)
-        return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
-
     def output(self, base: Tensor, delta: Tensor) -> Tensor:
         return self.scaled(base + delta if self.inner_residual else delta, self.eps)
 
-    def sources(self, site: Site) -> tuple[str, ...]:
-        return block_names(site.layer) if self._mixes(site) else ()
-
-    def routing(self, s: Layered, site: Site) -> Routing | None:
-        if not self._mixes(site):
-            return None
-        weights = self.part(site).alpha.softmax(0)
-        return Routing(s.sources, weights[None, :, None, None, None].expand(1, -1, *s.sources[0].shape[:2], 1))
-
-    def _mixes(self, site: Site) -> bool:
+    def mixes_at(self, site: Site) -> bool:
         return opens_block(site) and site.kind != "head"
