@@ -75,3 +75,15 @@ def test_shortconv_no_tokens():
     empty = draw(2, 0, 5)
     assert ops.shortconv(empty, tail, draw(4, 5)).shape == (2, 0, 5)
     assert torch.equal(ops.conv_tail(empty, tail), tail)
+
+
+def test_attention_with_bias_alone_is_a_normalised_convolution():
+    """W_Q = 0 and a bias of log c by distance: attention in a window is conv(c) / sum(c), once the window is full
+    (before that, softmax renormalises and the convolution sees zeros)."""
+    c, x = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64), torch.randn(2, 7, 4, dtype=torch.float64)
+    distance = torch.arange(7)[:, None] - torch.arange(7)[None]
+    bias = torch.where((distance >= 0) & (distance < 3), c.log()[distance.clamp(0, 2)], -torch.inf)
+    attended = torch.nn.functional.scaled_dot_product_attention(torch.zeros_like(x), x, x, attn_mask=bias)
+    convolved = ops.shortconv(x, x.new_zeros(2, 2, 4), c[:, None].expand(3, 4)) / c.sum()
+    assert (attended - convolved)[:, 2:].abs().max() < 1e-12
+    assert (attended - convolved)[:, :2].abs().max() > 1e-3

@@ -27,9 +27,9 @@ def _compress(X, p, kind, channels, kernel):
     elif kind == "token":
         for j in range(channels):
             x = x + p["pool"][j] * _over_tokens(X[j], p["conv.taps"][:, j])
-    elif kind == "channel_same":
+    elif kind in ("channel_same", "channel_causal"):
         # position q of a convolution along the channels, padded to keep their number, then read out by pool
-        left = (kernel - 1) // 2
+        left = kernel - 1 if kind == "channel_causal" else (kernel - 1) // 2
         for q in range(channels):
             for s in range(kernel):
                 j = q + s - left

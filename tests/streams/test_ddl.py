@@ -146,15 +146,17 @@ def test_ddl_gate_starts_at_beta_init(beta_init, beta):
 
 
 @pytest.mark.parametrize(
-    ("taps", "pool", "weights"),
+    ("padding", "pool", "weights"),
     [
-        ((1.0, 10.0, 100.0, 1000.0), (0.25, 0.25, 0.25, 0.25), (2.75, 27.75, 277.75, 277.5)),
-        ((1.0, 10.0, 100.0, 1000.0), (1.0, 0.0, 0.0, 0.0), (10.0, 100.0, 1000.0, 0.0)),
-        ((1.0, 10.0, 100.0, 1000.0), (0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 10.0)),
+        ("same", (0.25, 0.25, 0.25, 0.25), (2.75, 27.75, 277.75, 277.5)),
+        ("same", (1.0, 0.0, 0.0, 0.0), (10.0, 100.0, 1000.0, 0.0)),
+        ("same", (0.0, 0.0, 0.0, 1.0), (0.0, 0.0, 1.0, 10.0)),
+        ("causal", (0.25, 0.25, 0.25, 0.25), (277.75, 277.5, 275.0, 250.0)),
     ],
 )
-def test_ddl_channel_same_effective_weights(taps, pool, weights):
-    stream = built("ddl:channels=4,compress=channel_same")
+def test_ddl_channel_convolution_effective_weights(padding, pool, weights):
+    taps = (1.0, 10.0, 100.0, 1000.0)
+    stream = built(f"ddl:channels=4,compress=channel_{padding}")
     compress = stream.part(stream.plan.sites[0])["compress"]
     with torch.no_grad():
         compress.taps.copy_(tensor(taps)[:, None].expand(4, 2))
@@ -166,7 +168,7 @@ def test_ddl_channel_same_effective_weights(taps, pool, weights):
         state = stream.open(torch.zeros(1, 1, 2, dtype=torch.float64))._replace(X=X)
         (x,) = stream.read(state, stream.plan.sites[0], identity).lanes
         assert (x - weight).abs().max() < 1e-12
-        other = oracle._compress([X[:, :, i] for i in range(4)], parameters, "channel_same", 4, 4)
+        other = oracle._compress([X[:, :, i] for i in range(4)], parameters, f"channel_{padding}", 4, 4)
         assert (other - weight).abs().max() < 1e-12
 
 
@@ -368,6 +370,7 @@ def test_ddl_parameter_count(spec, sublayer, block, once):
         ("kernel=3", ValueError, "compress=token, compress=channel_same or expand=conv"),
         ("channels=2,compress=channel,kernel=3", ValueError, "compress=token"),
         ("channels=2,compress=channel_same,kernel=4", ValueError, "at most 3"),
+        ("channels=2,compress=channel_causal,kernel=4", ValueError, "at most 2"),
         ("compress=conv,channels=2", ValueError, "channel|channel_same|token"),
         ("value=linear", ValueError, "paper|released"),
         ("gate=tanh", ValueError, "linear|mlp"),

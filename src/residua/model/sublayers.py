@@ -5,6 +5,7 @@ y = sublayer(*lanes, context)       lanes: (x,), or (q, k, v) for attention, alr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,7 +47,7 @@ class LaneNorm(nn.Module):
         return tuple(F.rms_norm(x, x.shape[-1:], gain, self.eps) for x, gain in zip(lanes, gains, strict=True))
 
 
-class Sublayer(nn.Module):
+class Sublayer(nn.Module, ABC):
     """A norm and a map from normalised lanes to what is written to the stream.
 
     The keyword-only arguments of a subclass's constructor are its options in a layout.
@@ -61,9 +62,9 @@ class Sublayer(nn.Module):
         self.site = site
         self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
 
+    @abstractmethod
     def flops(self, tokens: int) -> float:
         """Floating-point operations per token in a sequence of `tokens`."""
-        raise NotImplementedError(f"{type(self).__name__} does not count its operations")
 
     def cache_floats(self, tokens: int) -> int:
         """Numbers that decoding keeps after `tokens` tokens of one sequence."""

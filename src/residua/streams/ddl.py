@@ -43,17 +43,23 @@ class Taps(Part):
             tensor[0] = 1.0
 
 
+def channels_before(kind: str, kernel: int) -> int:
+    """How many earlier channels a convolution over the channels meets: half of its taps, or all but one if causal."""
+    return kernel - 1 if kind == "channel_causal" else (kernel - 1) // 2
+
+
 class Compress(Part):
     """x = sum_v read_v X_v, the [v, d] state as one [d] input; one per Transformer block, one for the head."""
 
     weight: Tensor  # of channel
-    pool: Tensor  # of channel_same and token
-    taps: Tensor  # of channel_same
+    pool: Tensor  # of all others
+    taps: Tensor  # of channel_same and channel_causal
     conv: Taps  # of token
 
     def __init__(self, kind: str, kernel: int, channels: int, width: int, identity: bool) -> None:
         super().__init__()
         self.kind, self.channels, self.kernel = kind, channels, kernel
+        self.left = channels_before(kind, kernel)
         mean = constant(1 / channels)
         if kind == "channel":
             self.add("weight", (channels, width), mean)
@@ -61,26 +67,26 @@ class Compress(Part):
             self.add("pool", (channels,), mean)
         if kind == "token":
             self.conv = Taps(kernel, channels, width, identity)
-        elif kind == "channel_same":
+        elif kind != "channel":
             self.add("taps", (kernel, width), self._centre if identity else normal(0.5 * width**-0.5))
 
     def _centre(self, tensor: Tensor, generator: torch.Generator | None) -> None:
         """The tap that meets the channel itself: with it alone, the channels are averaged."""
         tensor.zero_()
-        tensor[(self.kernel - 1) // 2] = 1.0
+        tensor[self.left] = 1.0
 
     def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
         if self.kind == "channel":
             return (X * self.weight.to(X.dtype)).sum(-2)
-        if self.kind == "channel_same":
+        if self.kind != "token":
             return (X * self.folded().to(X.dtype)).sum(-2)
         assert tail is not None  # `DDL` keeps one for every convolution over tokens
         mixed = ops.shortconv(X, tail, self.conv.taps.to(X.dtype))
         return (mixed * self.pool.to(X.dtype)[:, None]).sum(-2)
 
     def folded(self) -> Tensor:
-        """The weights [v, d] that a same-padded convolution over the channels and `pool` come to."""
-        left, zero = (self.kernel - 1) // 2, self.taps.new_zeros(())
+        """The weights [v, d] that a convolution over the channels, padded to keep their number, and `pool` come to."""
+        left, zero = self.left, self.taps.new_zeros(())
         return torch.stack(
             [
                 sum(
@@ -150,7 +156,8 @@ class DDL(Stream[Matrix]):
     channels    d_v: value channels of the state. Above 1 a block compresses X to one input, with one compressor for
                 all its sublayers and one for the head.
     compress    channel: x_i = sum_j W_ij X_ij (the paper). channel_same: a same-padded convolution over the channels
-                and then a read vector (the released code). token: a causal convolution over tokens, then the mean;
+                and then a read vector (the released code; channel_causal: its causal setting). token: a causal
+                convolution over tokens, then the mean;
                 decoding keeps its last tokens as `past`.
     expand      repeat: every channel starts as the embedding; conv: through a causal convolution over tokens that
                 starts as repeat.
@@ -176,6 +183,7 @@ class DDL(Stream[Matrix]):
         "channels=2,compress=channel,value=released,start=standard",
         "channels=4,compress=channel_same",
         "channels=4,compress=channel_same,start=standard",
+        "channels=4,compress=channel_causal",
         "channels=2,compress=token,kernel=3",
         "channels=2,compress=token,expand=conv",
         "channels=3,compress=token,start=standard",
@@ -189,7 +197,7 @@ class DDL(Stream[Matrix]):
         plan: Plan,
         *,
         channels: int = 1,
-        compress: Literal["channel", "channel_same", "token"] | None = None,
+        compress: Literal["channel", "channel_same", "token", "channel_causal"] | None = None,
         expand: Literal["repeat", "conv"] = "repeat",
         kernel: int = 4,
         value: Literal["paper", "released"] = "paper",
@@ -276,11 +284,12 @@ class DDL(Stream[Matrix]):
             raise ValueError(f"ddl: beta_init={beta_init} is outside 0 to 2, the range of the gate")
         if self.channels == 1 and (compress or expand == "conv"):
             raise ValueError("ddl: compress and expand act on several value channels; give channels=2 or more")
-        uses_kernel = expand == "conv" or self.compress in ("token", "channel_same")
+        uses_kernel = expand == "conv" or self.compress not in (None, "channel")
         if self.kernel != 4 and not uses_kernel:
             raise ValueError("ddl: kernel has no use without compress=token, compress=channel_same or expand=conv")
-        reach = self.channels + (self.kernel - 1) // 2
-        if self.compress == "channel_same" and self.kernel > reach:
+        causal = self.compress == "channel_causal"
+        reach = self.channels + (0 if causal else (self.kernel - 1) // 2)
+        if self.compress in ("channel_same", "channel_causal") and self.kernel > reach:
             raise ValueError(
                 f"ddl: kernel={self.kernel} over {self.channels} channels has taps that meet none; at most {reach}"
             )
