@@ -1,0 +1,91 @@
+"""Decoding: one read, one step of a short window, and whole models, in microseconds a token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from residua import ops
+from residua.bench import forms
+from residua.bench.timing import Form, interleave
+from residua.model import Cache, ModelConfig, Transformer
+
+STANDARD = "standard"
+
+
+def measure(
+    designs: Sequence[str], *, depth: int, width: int, seconds: float, contexts: Sequence[int] = (1024, 32768)
+) -> dict[str, Any]:
+    """A read at batch 1, a window's step after contexts of different lengths, and a token of each design."""
+    return {
+        "read": _read(24, 1024, seconds / 4),
+        "ring": _ring(contexts, seconds / 4),
+        "model": _models(designs, depth, width, seconds / 2),
+    }
+
+
+def _read(n: int, width: int, seconds: float) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(0)
+    sources = tuple(torch.randn(1, 1, width, generator=generator) for _ in range(n))
+    query = 0.1 * torch.randn(width, generator=generator)
+    timed = {
+        "residua": lambda: ops.attend(query, sources, eps=forms.EPS),
+        "public": lambda: forms.public_read(query, sources),
+    }
+    timing = interleave({k: _inference(f) for k, f in timed.items()}, controlled="residua", seconds=seconds)
+    return {
+        "sources": n,
+        "width": width,
+        "microseconds": {name: 1e6 * timing.typical(name) for name in timed},
+        "ratio": timing.ratio("residua", "public", "residua").to_json(),
+    }
+
+
+def _ring(contexts: Sequence[int], seconds: float) -> dict[str, Any]:
+    """A model of windows alone: a step must cost the same however many tokens lie behind."""
+    config = ModelConfig(vocab=64, width=256, depth=2, heads=4, layout="swa:window=128,mlp")
+    model = Transformer(config).eval()
+    timed = {str(length): _inference(_token(model, length)) for length in contexts}
+    first, *rest = timed
+    timing = interleave(timed, controlled=first, seconds=seconds)
+    return {
+        "window": 128,
+        "microseconds": {length: 1e6 * timing.typical(length) for length in timed},
+        "over_shortest": {length: timing.ratio(first, length, first).to_json() for length in rest},
+    }
+
+
+def _models(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> dict[str, Any]:
+    names = dict.fromkeys((STANDARD, *designs))
+    timed = {}
+    for name in names:
+        config = ModelConfig(vocab=1024, width=width, depth=depth, heads=max(1, width // 64), design=name)
+        timed[name] = _inference(_token(Transformer(config).eval(), context))
+    timing = interleave(timed, controlled=STANDARD, seconds=seconds)
+    return {
+        "depth": depth,
+        "width": width,
+        "context": context,
+        "microseconds": {name: 1e6 * timing.typical(name) for name in timed},
+        "over_standard": {name: timing.ratio(STANDARD, name, STANDARD).to_json() for name in timed if name != STANDARD},
+    }
+
+
+def _token(model: Transformer, context: int, chunk: int = 1024) -> Form:
+    """One more token after `context` of them. The cache grows by those that are timed: some hundreds."""
+    cache, ids = Cache(), torch.zeros(1, context, dtype=torch.long)
+    with torch.inference_mode():
+        for part in ids.split(chunk, 1):
+            model(part, cache=cache)
+    last = ids[:, :1]
+    return lambda: model(last, cache=cache)
+
+
+def _inference(form: Form) -> Form:
+    def run() -> None:
+        with torch.inference_mode():
+            form()
+
+    return run

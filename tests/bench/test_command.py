@@ -1,0 +1,86 @@
+"""`residua bench` end to end, and its gate."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from residua.bench import gate, record
+
+pytestmark = pytest.mark.slow  # processes of their own, whose allocator is set at their start
+
+
+def bench(*arguments, check=True):
+    code = "from residua.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, "bench", *arguments], capture_output=True, text=True, check=check
+    )
+
+
+def test_ops_are_measured_and_recorded(tmp_path):
+    out = tmp_path / "ops.json"
+    ran = bench(
+        "ops", "--op", "remix", "--shape", "32x16", "-n", "2", "--no-compiled", "--seconds", "0.05", "-o", str(out)
+    )
+    assert "remix 32x16" in ran.stdout
+    found = record.read(out)
+    assert found["command"].startswith("residua bench ops")
+    assert "glibc.malloc" in found["regime"]["allocator"]
+    assert found["regime"]["pinned"] == 1
+    assert any("test_remix" in name for name in found["tests"])
+    assert [row["op"] for row in found["ops"]["rows"]] == ["remix"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "keys"),
+    [
+        (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"rows", "growth"}),
+        (("memory", "--depth", "1", "--depth", "2", "--width", "16", "-d", "delta"), "memory", {"bytes", "ratios"}),
+        (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model"}),
+        (
+            ("model", "--depth", "1", "--width", "16", "--tokens", "8", "-d", "delta", "--pairs", "5"),
+            "model",
+            {"ratios", "machinery", "resolved"},
+        ),
+    ],
+)  # fmt: skip
+def test_kinds_print_json(arguments, kind, keys):
+    ran = bench(*arguments, "--seconds", "0.05", "--json")
+    assert keys <= json.loads(ran.stdout)[kind].keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("speed",), "ops, stack, model, memory, decode"),
+        (("ops", "--op", "nothing"), "no op 'nothing'"),
+        (("ops", "--op", "mix", "--shape", "12"), "TOKENSxWIDTH"),
+        (("ops", "--dtype", "int8"), "float32 or bfloat16"),
+        (("model", "--depth", "1", "--depth", "2"), "one --depth"),
+        (("ops", "--threads", "0"), "at least 1"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, said):
+    ran = bench(*arguments, check=False)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_gate_refuses_a_red_or_untested_op(tmp_path):
+    folder = tmp_path / "tests" / "ops"
+    folder.mkdir(parents=True)
+    (folder / "test_good.py").write_text("def test_holds():\n    assert True\n")
+    (folder / "test_bad.py").write_text("def test_breaks():\n    assert False\n")
+    assert gate.check(["good"], tmp_path) == ["tests/ops/test_good.py"]
+    with pytest.raises(ValueError, match="test_breaks"):
+        gate.check(["good", "bad"], tmp_path)
+    with pytest.raises(ValueError, match="no tests of missing"):
+        gate.check(["missing"], tmp_path)
+
+
+def test_record_of_another_format_is_refused(tmp_path):
+    (tmp_path / "old.json").write_text('{"format": 0}')
+    with pytest.raises(ValueError, match="Measure again"):
+        record.read(tmp_path / "old.json")
