@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from residua.train.config import Field, TrainConfig, config_fields
+from residua.cli._flags import read_settings, sign
+from residua.train.config import TrainConfig, config_fields
 
 if TYPE_CHECKING:
     from residua.train.run import Result
@@ -51,16 +51,7 @@ def command(
 
 def resolve(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
     """A config from a JSON or TOML file of fields, with the flags over it."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        import tomllib
-
-        read = tomllib.loads if file.suffix == ".toml" else json.loads
-        try:
-            values = read(file.read_text())
-        except ValueError as error:
-            raise ValueError(f"{file} is not {'TOML' if file.suffix == '.toml' else 'JSON'}: {error}") from None
-    return TrainConfig.from_json(values | flags)
+    return TrainConfig.from_json(read_settings(file) | flags)
 
 
 def foresee(config: TrainConfig) -> dict[str, Any]:
@@ -119,40 +110,13 @@ def _summary(result: Result, out: Path) -> str:
     )
 
 
-def _flag(field: Field) -> inspect.Parameter:
-    """One flag: unset unless given, so that a config file can speak first."""
-    name = f"--{field.name.replace('_', '-')}"
-    default = str(field.default).lower() if field.kind is bool else field.default
-    shown = "" if default is None else f" [default: {default}]"
-    option = typer.Option(
-        None,
-        f"{name}/--no-{name[2:]}" if field.kind is bool else name,
-        help=field.help + shown,
-        metavar=None if field.kind is bool else field.describe() if field.choices else field.kind.__name__.upper(),
-        show_default=False,
-    )
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=field.kind | None)
-
-
-_OWN = {
-    "out": (Path, typer.Option(None, "--out", help="Directory of the run.")),
-    "config": (Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
-    "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
-    "track": (list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
-    "dry_run": (bool, typer.Option(False, "--dry-run", help="Print parameters, operations and state, and stop.")),
-    "as_json": (bool, typer.Option(False, "--json", help="Print the result as JSON.")),
-}
-
-# typer reads a signature: this one is the config's fields, so that there is one list of them
-command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *(
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
-            for name, (kind, option) in _OWN.items()
-        ),
-        *(_flag(field) for field in config_fields().values()),
-    ]
+sign(
+    command,
+    config_fields(),
+    out=(Path, typer.Option(None, "--out", help="Directory of the run.")),
+    config=(Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
+    resume=(str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
+    track=(list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
+    dry_run=(bool, typer.Option(False, "--dry-run", help="Print parameters, operations and state, and stop.")),
+    as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
 )
-command.__annotations__ = {
-    name: parameter.annotation for name, parameter in inspect.signature(command).parameters.items()
-}

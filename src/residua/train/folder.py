@@ -1,6 +1,6 @@
 """A run directory: what is in it, and whose it is.
 
-config.json     the TrainConfig; a directory belongs to the config it was made with
+config.json     the recipe, with the model; a directory belongs to the config it was made with
 manifest.json   corpus, versions, machine
 tokenizer.json  what turns text into its ids and back, so that `generate` needs neither the corpus nor a cache
 metrics.jsonl   one line per update and validation
@@ -21,9 +21,9 @@ import torch
 
 from residua._version import __version__
 from residua.train import lock
-from residua.train.config import TrainConfig
 from residua.train.durable import read_json, sync_folder, write_json
 from residua.train.metrics import MetricsFile
+from residua.train.recipe import Recipe
 
 Resume = Literal["auto", "never", "must"]
 
@@ -38,7 +38,7 @@ class RunFolder:
         self.metrics = MetricsFile(path / "metrics.jsonl")
         self.checkpoints = path / "checkpoints"
 
-    def check(self, config: TrainConfig, resume: Resume) -> None:
+    def check(self, config: Recipe, resume: Resume) -> None:
         """Refuse a directory that is not this run's, without touching it."""
         if resume not in ("auto", "never", "must"):
             raise ValueError(f"resume is auto, never or must, not {resume!r}")
@@ -71,7 +71,7 @@ class RunFolder:
             )
 
     def start(
-        self, config: TrainConfig, data: Mapping[str, Any], device: torch.device, tokenizer: Mapping[str, Any] | None
+        self, config: Recipe, data: Mapping[str, Any], device: torch.device, tokenizer: Mapping[str, Any] | None
     ) -> None:
         """Write what identifies the run, or check that the data are still those it began with."""
         if self.manifest.exists():

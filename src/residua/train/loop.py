@@ -11,29 +11,33 @@ from typing import Any
 
 import torch
 
-from residua.model import Transformer, token_loss
+from residua.model import token_loss
 from residua.train.checkpoint import Checkpoint
 from residua.train.config import TrainConfig
-from residua.train.diverge import explain_gradient, explain_loss
 from residua.train.meter import Meter
 from residua.train.optim import Optimizers
-from residua.train.precision import autocast, set_stream_type
+from residua.train.precision import autocast
+from residua.train.recipe import Recipe
 from residua.train.reproducible import device_of, random_states, set_random_states
 from residua.train.sampler import Batch, Sampler, Tokens, checksum
 from residua.train.schedule import factor
-from residua.train.walk import stream_rms
+from residua.train.subject import House, Subject
 
 
 class Trainer:
     """A model and what trains it, `step` updates in. Its state is a `Checkpoint`, to the last bit."""
 
-    def __init__(self, config: TrainConfig, tokens: Tokens) -> None:
+    def __init__(self, config: Recipe, tokens: Tokens, subject: Subject | None = None) -> None:
+        """`subject` is by default the model that a `TrainConfig` describes."""
         self.config, self.device = config, device_of(config)
         self.sampler = Sampler(config, tokens)
-        self.model = Transformer(config.model(tokens.vocab), seed=config.seed).to(self.device)
-        set_stream_type(config, self.model)
+        if subject is None:
+            if not isinstance(config, TrainConfig):
+                raise TypeError(f"a {type(config).__name__} describes no model; hand its subject to the trainer")
+            subject = House(config, tokens.vocab, self.device)
+        self.subject, self.model = subject, subject.model
         self.forward: Any = torch.compile(self.model) if config.compile else self.model
-        self.optimizers = Optimizers(config, self.model)
+        self.optimizers = Optimizers(config, self.model, subject.groups())
         self.meter = Meter(self.device)
         self.step = 0
         self.valid: dict[str, Any] = {}
@@ -49,11 +53,11 @@ class Trainer:
             loss = self._backward(batches)
             if not math.isfinite(loss):
                 with autocast(config, self.device):
-                    raise explain_loss(self.model, self.step + 1, loss, batches)
+                    raise self.subject.explain_loss(self.step + 1, loss, batches)
             total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
             norm = float(total)
             if not norm <= config.explode:
-                raise explain_gradient(self.model, self.step + 1, norm, config.explode)
+                raise self.subject.explain_gradient(self.step + 1, norm, config.explode)
             if config.clip:
                 torch.nn.utils.clip_grads_with_norm_(parameters, config.clip, total)
             share = factor(config, self.step)
@@ -77,9 +81,9 @@ class Trainer:
         self.model.eval()
         for batch in (batch.to(self.device) for batch in self.sampler.validation()):
             with autocast(config, self.device):
-                loss = float(token_loss(self.model(batch.inputs), batch.targets))
+                loss = float(token_loss(self.subject.logits(batch.inputs, self.model), batch.targets))
                 if not math.isfinite(loss):
-                    raise explain_loss(self.model, self.step, loss, [batch])
+                    raise self.subject.explain_loss(self.step, loss, [batch])
             nats, counted = nats + loss * batch.counted, counted + batch.counted
             shown = batch.inputs if shown is None else shown
         loss = nats / max(1, counted)
@@ -87,9 +91,9 @@ class Trainer:
             "kind": "valid", **self._where(), "loss": loss, "perplexity": math.exp(min(loss, 700.0)),
             "bits_per_byte": loss / math.log(2) * self.sampler.tokens_per_byte,
         }  # fmt: skip
-        if config.stream_rms and shown is not None:
+        if shown is not None:
             with autocast(config, self.device):
-                line["stream_rms"] = stream_rms(self.model, shown)
+                line |= self.subject.look(shown)
         self.model.train()
         self.valid = line
         return line | {"time": self.meter.reading(config.tokens_per_step)}
@@ -103,7 +107,7 @@ class Trainer:
         }
         info = {
             "config": self.config.to_json(),
-            "model": self.model.config.to_json(),
+            "model": self.subject.describe(),
             "valid": self.valid,
             "seconds": self.meter.seconds,
             "cpu_seconds": self.meter.cpu_seconds,
@@ -125,7 +129,7 @@ class Trainer:
         loss = 0.0
         for batch, count in zip(batches, counts, strict=True):
             with autocast(self.config, self.device):
-                logits = self.forward(batch.inputs, checkpointed=self.config.checkpointed)
+                logits = self.subject.logits(batch.inputs, self.forward)
             part = token_loss(logits, batch.targets) * (count / max(1, sum(counts)))
             part.backward()
             loss += float(part.detach())

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from residua.model import Transformer
 from residua.model.sublayers import Canon, LaneNorm
-from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 GROUPS = ("matrices", "head", "plain", "stream")
 DECAYED = ("matrices", "head")
 MUON_MOMENTUM = 0.95
 
 
-def group_of(model: Transformer) -> dict[str, str]:
+def group_of(model: nn.Module) -> dict[str, str]:
     """The group of every parameter, by its name."""
     found: dict[str, str] = {}
     for path, module in model.named_modules():
@@ -35,7 +35,7 @@ def group_of(model: Transformer) -> dict[str, str]:
             name = f"{path}.{own}"
             if name.startswith("stream."):
                 found[name] = "stream"
-            elif module is model.head:
+            elif isinstance(model, Transformer) and module is model.head:
                 found[name] = "head"
             elif isinstance(module, nn.Linear) and own == "weight":
                 found[name] = "matrices"
@@ -49,14 +49,15 @@ def group_of(model: Transformer) -> dict[str, str]:
 class Optimizers:
     """AdamW, or Muon and AdamW, over the groups; rates are set at every step and never kept."""
 
-    def __init__(self, config: TrainConfig, model: Transformer) -> None:
-        self.names = {parameter: name for name, parameter in model.named_parameters()}
+    def __init__(self, config: Recipe, model: nn.Module, belongs: Mapping[str, str] | None = None) -> None:
+        """`belongs` names the group of every parameter; that of our own models by default."""
+        self.names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
-        belongs = group_of(model)
+        belongs = group_of(model) if belongs is None else belongs
         for parameter, name in self.names.items():
             groups[belongs[name]].append(parameter)
         counted = sum(parameter.numel() for group in groups.values() for parameter in group)
-        total = sum(parameter.numel() for parameter in model.parameters())
+        total = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if counted != total:
             raise AssertionError(f"the optimizer groups hold {counted} of {total} parameters")
         self.sizes = {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}

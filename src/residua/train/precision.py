@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from residua.model import Transformer
 from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 
-def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[Any]:
+def autocast(config: Recipe, device: torch.device) -> AbstractContextManager[Any]:
     """The context of every forward pass."""
     if config.dtype == "float32":
         return nullcontext()

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 
-def device_of(config: TrainConfig) -> torch.device:
+def device_of(config: Recipe) -> torch.device:
     """The device a config trains on."""
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -25,7 +25,7 @@ def device_of(config: TrainConfig) -> torch.device:
 
 
 @contextmanager
-def reproducible(config: TrainConfig) -> Iterator[None]:
+def reproducible(config: Recipe) -> Iterator[None]:
     """Everything global that training depends on, set from the config and put back afterwards."""
     states, threads = random_states(), torch.get_num_threads()
     strict, warn_only = (

@@ -11,15 +11,16 @@ from typing import Any
 
 from residua.model import ModelConfig, Transformer
 from residua.train import checkpoint as checkpoints
-from residua.train.config import TrainConfig
 from residua.train.durable import read_json, write_json
 from residua.train.folder import Resume, RunFolder
 from residua.train.interrupt import Interrupted, Interrupts
 from residua.train.lock import locked
 from residua.train.loop import Trainer
+from residua.train.recipe import Recipe
 from residua.train.reproducible import reproducible
 from residua.train.sampler import Tokens
 from residua.train.sinks import make_sinks
+from residua.train.subject import Subject
 
 Listener = Callable[[Mapping[str, Any]], None]
 """Takes what happens: objects with a `kind` (data, start, resumed, damaged, train, valid, saved, done) and
@@ -57,10 +58,11 @@ class Result:
 
 
 def train(
-    config: TrainConfig,
+    config: Recipe,
     out: Path | str,
     *,
     tokens: Tokens | None = None,
+    subject: Callable[[Tokens], Subject] | None = None,
     resume: Resume = "auto",
     track: Sequence[str] = (),
     on_event: Listener | None = None,
@@ -68,6 +70,7 @@ def train(
     """Train in directory `out`, or go on from what is there; the result, at once if it is there already.
 
     tokens:   a prepared corpus; by default `residua.data.prepare` makes it from the config.
+    subject:  makes what is trained; by default the model that a `TrainConfig` describes.
     resume:   auto continues a run of the same config; never and must refuse to, and insist.
     track:    tensorboard, trackio, wandb: where else the metrics go.
     on_event: called with everything that happens.
@@ -87,7 +90,7 @@ def train(
         )
     with ExitStack() as stack:
         stack.enter_context(reproducible(config))
-        trainer = Trainer(config, tokens)
+        trainer = Trainer(config, tokens, None if subject is None else subject(tokens))
         sinks = [stack.enter_context(sink) for sink in make_sinks(track, folder.path, config)]
         folder.path.mkdir(parents=True, exist_ok=True)
         stack.enter_context(locked(folder.path))
@@ -147,6 +150,7 @@ class _Run:
                     self._log(trainer.validate())
                 if self._due(config.save_every):
                     self._save()
+            trainer.subject.finish(self.folder.path)
             result = self._result()
             write_json(self.folder.result, result.to_json())
         self.tell({"kind": "done", "step": trainer.step, **result.to_json()})
@@ -174,7 +178,7 @@ class _Run:
                 "kind": "resumed" if resumed else "start",
                 "step": self.trainer.step,
                 "steps": self.config.steps,
-                "design": self.config.design,
+                "design": self.trainer.subject.design,
                 "parameters": sum(sizes.values()),
                 "stream_parameters": sizes["stream"],
                 "tokens_per_step": self.config.tokens_per_step,
@@ -205,7 +209,7 @@ class _Run:
         trainer, config = self.trainer, self.config
         valid, sizes, meter = trainer.valid, trainer.optimizers.sizes, trainer.meter
         return Result(
-            design=config.design,
+            design=trainer.subject.design,
             config=config.digest,
             fingerprint=self.fingerprint,
             parameters=sum(sizes.values()),

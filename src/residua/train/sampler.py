@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from residua.model.objective import IGNORED, mask_tokens
-from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 
 class Tokens(Protocol):
@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 class Sampler:
     """The batches of one run, and its fixed validation set."""
 
-    def __init__(self, config: TrainConfig, tokens: Tokens, *, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(self, config: Recipe, tokens: Tokens, *, rank: int = 0, ranks: int = 1) -> None:
         if not 0 <= rank < ranks:
             raise ValueError(f"rank {rank} is not one of {ranks} ranks")
         if config.batch % ranks:
@@ -73,7 +73,7 @@ class Sampler:
                     f"the {split} split of {config.corpus} has {held} tokens, fewer than one window of context + 1 = "
                     f"{config.context + 1}; choose a smaller context or a larger corpus"
                 )
-        if config.objective == "mlm" and tokens.mask is None:
+        if config.masked and tokens.mask is None:
             raise ValueError(f"objective=mlm needs a mask token, and tokenizer {config.tokenizer} has none")
         self.config, self.tokens = config, tokens
         self.rank, self.ranks = rank, ranks
@@ -130,7 +130,7 @@ class Sampler:
         context = self.config.context
         rows = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)
         whole = torch.from_numpy(rows)
-        if self.config.objective == "clm":
+        if not self.config.masked:
             return Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous())
         assert self.tokens.mask is not None  # checked when the sampler was made
         hidden = [

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 
-def factor(config: TrainConfig, step: int) -> float:
+def factor(config: Recipe, step: int) -> float:
     """The share of the learning rate that update `step` (0, 1, ...) uses.
 
     The rise ends at 1 in the update after `warmup_share` of the steps, and the last update uses `min_lr_share`:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from residua.train.config import TrainConfig
+from residua.train.recipe import Recipe
 
 
 class Sink(ABC):
@@ -25,7 +25,7 @@ class Sink(ABC):
     package: ClassVar[str]
     """What must be importable."""
 
-    def __init__(self, folder: Path, config: TrainConfig) -> None:
+    def __init__(self, folder: Path, config: Recipe) -> None:
         self.folder, self.config, self.opened = folder, config, False
         try:
             self.module: Any = importlib.import_module(self.package)
@@ -115,7 +115,7 @@ class WandB(Sink):
 SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WandB}
 
 
-def make_sinks(names: Sequence[str], folder: Path, config: TrainConfig) -> list[Sink]:
+def make_sinks(names: Sequence[str], folder: Path, config: Recipe) -> list[Sink]:
     """The sinks of these names, not yet open."""
     for name in names:
         if name not in SINKS:

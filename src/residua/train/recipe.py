@@ -1,0 +1,185 @@
+"""How a model is trained, whatever it is: data, batches, optimizer, schedule, precision, checkpoints.
+
+A frozen dataclass of plain values. `TrainConfig` adds a model of our own to it, `FinetuneConfig` a checkpoint. The
+fields are checked when it is made, with one error that names the field and the cure, and the command lines make their
+flags from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
+
+from residua.spec import parse, render
+
+
+class Field(NamedTuple):
+    """One field of a recipe: what a flag and a check need to know."""
+
+    name: str
+    kind: type
+    """bool, int, float or str."""
+    choices: tuple[str, ...]
+    """The words a `Literal` allows; empty for the other kinds."""
+    optional: bool
+    default: Any
+    help: str
+
+    def describe(self) -> str:
+        """What a user may write."""
+        if self.choices:
+            return "|".join(self.choices)
+        return {bool: "true|false", int: "whole number", float: "number", str: "text"}[self.kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Data and updates. Two runs of one recipe on one model are the same run."""
+
+    corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
+    tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"
+
+    steps: Annotated[int, "Updates."] = 500
+    batch: Annotated[int, "Sequences per forward pass."] = 8
+    context: Annotated[int, "Tokens per sequence."] = 256
+    accumulate: Annotated[int, "Forward passes per update."] = 1
+    optimizer: Annotated[Literal["adamw", "muon"], "muon: Muon for the sublayers' matrices, AdamW for the rest."] = (
+        "adamw"
+    )
+    lr: Annotated[float, "Learning rate."] = 2e-3
+    residual_lr: Annotated[float | None, "Learning rate of the design's own parameters; lr by default."] = None
+    schedule: Annotated[Literal["cosine", "wsd"], "Cosine, or warm-up, stable, decay."] = "cosine"
+    warmup_share: Annotated[float, "Share of the steps in which the rate rises."] = 0.05
+    decay_share: Annotated[float | None, "wsd: share of the steps in which the rate falls; 0.2 by default."] = None
+    min_lr_share: Annotated[float, "Share of the rate that is left at the end."] = 0.1
+    weight_decay: Annotated[float, "Of matrices; norms, embeddings and the design's own have none."] = 0.1
+    beta1: Annotated[float, "AdamW."] = 0.9
+    beta2: Annotated[float, "AdamW."] = 0.95
+    clip: Annotated[float, "Largest gradient norm that is applied; 0 turns clipping off."] = 1.0
+    explode: Annotated[float, "Gradient norm that stops the run."] = 1e5
+
+    dtype: Annotated[Literal["float32", "bfloat16"], "bfloat16: autocast; parameters stay float32."] = "float32"
+    checkpointed: Annotated[bool, "Recompute each block in the backward pass instead of keeping its activations."] = (
+        False
+    )
+    compile: Annotated[bool, "torch.compile the training step's forward."] = False
+    device: Annotated[Literal["auto", "cpu", "cuda"], "auto: cuda where there is one."] = "auto"
+    threads: Annotated[int | None, "Processor threads; torch's own choice by default."] = None
+    seed: Annotated[int, "Of the weights, the order of the batches and everything drawn."] = 0
+
+    log_every: Annotated[int, "Steps between training lines in metrics.jsonl."] = 1
+    eval_every: Annotated[int, "Steps between validations; the first and the last are always made."] = 100
+    eval_windows: Annotated[int, "Validation sequences, evenly spaced and always the same; 0 takes all."] = 64
+    save_every: Annotated[int, "Steps between checkpoints; the last is always made."] = 100
+    keep: Annotated[int, "Checkpoints kept: the newest, and what to fall back to."] = 2
+
+    @property
+    def masked(self) -> bool:
+        """Whether hidden tokens are asked for, and not the next one."""
+        return False
+
+    def __post_init__(self) -> None:
+        for known in fields_of(type(self)).values():
+            object.__setattr__(self, known.name, _checked(known, getattr(self, known.name)))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        for name in ("lr", "residual_lr", "explode"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"{name} must be a positive number, not {value}")
+        for name in ("warmup_share", "decay_share", "min_lr_share", "beta1", "beta2"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise ValueError(f"{name} must be from 0 to below 1, not {value}")
+        if self.schedule != "wsd" and self.decay_share is not None:
+            raise ValueError(f"decay_share belongs to schedule=wsd; {self.schedule} has none. Drop it")
+        if self.schedule == "wsd" and self.warmup_share + self.decline > 1:
+            raise ValueError(
+                f"warmup_share {self.warmup_share} and decay_share {self.decline} are more than the whole run"
+            )
+        if self.seed >= 2**63:
+            raise ValueError(f"seed must be below 2**63, not {self.seed}")
+
+    @property
+    def residual_rate(self) -> float:
+        """Learning rate of the design's own parameters."""
+        return self.lr if self.residual_lr is None else self.residual_lr
+
+    @property
+    def decline(self) -> float:
+        """Share of the steps in which a WSD rate falls."""
+        return 0.2 if self.decay_share is None else self.decay_share
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one update sees."""
+        return self.batch * self.accumulate * self.context
+
+    @property
+    def digest(self) -> str:
+        """A short name of everything here: equal configs have equal digests."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: getattr(self, name) for name in fields_of(type(self))}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The inverse; an unknown field is an error that names it."""
+        unknown = set(values) - set(fields_of(cls))
+        if unknown:
+            raise ValueError(f"unknown training fields: {', '.join(sorted(unknown))}")
+        return cls(**values)
+
+
+_LEAST: Mapping[str, float] = {
+    "steps": 1, "batch": 1, "context": 2, "accumulate": 1, "log_every": 1, "eval_every": 1, "eval_windows": 0,
+    "save_every": 1, "keep": 2, "threads": 1, "seed": 0, "weight_decay": 0, "clip": 0,
+}  # fmt: skip
+
+
+_known: dict[type[Recipe], dict[str, Field]] = {}
+
+
+def fields_of(cls: type[Recipe]) -> dict[str, Field]:
+    """Every field of a recipe class by name, with its kind, choices, default and help; those of the model first."""
+    if cls in _known:
+        return _known[cls]
+    hints = get_type_hints(cls, include_extras=True)
+    shared = {field.name for field in fields(Recipe)}
+    ordered = sorted(fields(cls), key=lambda field: field.name in shared)
+    _known[cls] = {field.name: _field(field.name, hints[field.name], field.default) for field in ordered}
+    return _known[cls]
+
+
+def _field(name: str, annotated: Any, default: Any) -> Field:
+    hint, text = get_args(annotated)
+    optional = NoneType in get_args(hint)
+    if optional:
+        (hint,) = (part for part in get_args(hint) if part is not NoneType)
+    if get_origin(hint) is Literal:
+        return Field(name, str, get_args(hint), optional, default, text)
+    return Field(name, hint, (), optional, default, text)
+
+
+def _checked(known: Field, value: Any) -> Any:
+    """The value, if its kind is right: a whole number may stand for a number, nothing else for anything."""
+    if known.name == "design" and isinstance(value, Mapping):
+        return render(*parse(value))
+    if value is None and known.optional:
+        return None
+    if known.kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not known.kind or (known.choices and value not in known.choices):
+        raise ValueError(f"{known.name} takes {known.describe()}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{known.name} must be finite, not {value}")
+    return value
