@@ -118,7 +118,7 @@ def test_cache_selects_rows_for_beams():
 def test_cache_is_refused_where_it_would_be_wrong():
     with pytest.raises(ValueError, match="inference_mode"):
         model()(IDS, cache=Cache())
-    with torch.no_grad(), pytest.raises(ValueError, match="equal length"):
-        model()(IDS, cache=Cache(), mask=torch.ones_like(IDS, dtype=torch.bool))
+    with torch.no_grad(), pytest.raises(ValueError, match="pad on the left"):
+        model()(IDS, cache=Cache(), mask=torch.arange(5).expand_as(IDS) < 4)
     with torch.no_grad(), pytest.raises(ValueError, match="encoder"):
         model(layout="attn,mlp", causal=False)(IDS, cache=Cache())

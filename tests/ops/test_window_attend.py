@@ -216,3 +216,102 @@ def test_window_attend_no_tokens():
     none = torch.arange(0)
     assert ops.window_attend(q[:, :, :0], k, v, window=4, queries=none, keys=torch.arange(9)).shape == (2, 2, 0, 4)
     assert whole(q[:, :, :0], k[:, :, :0], v[:, :, :0], window=4).shape == (2, 2, 0, 4)
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (9, 2, 3, 8)), (1, (2, 9, 8)), (2, (2, 3, 9, 8)), (-2, (9, 8))])
+@pytest.mark.parametrize("heads", [1, 2])
+def test_window_attend_attends_along_any_axis(axis, shape, heads):
+    """Every other axis is a batch: moved to the front, split into heads and attended to one by one."""
+    q, k, v = (draw(*shape, seed=s) for s in range(3))
+    out = ops.window_attend(q, k, v, window=3, axis=axis, heads=heads)
+    assert out.shape == q.shape
+    rows = [x.movedim(axis, -2).reshape(-1, 9, 8).unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v)]
+    expected = loop(*rows, lambda t, j: 0 <= t - j < 3).transpose(1, 2).flatten(-2)
+    assert (out.movedim(axis, -2).reshape(-1, 9, 8) - expected).abs().max() < 1e-13
+
+
+def test_window_attend_along_depth_is_attend_qkv_row_by_row():
+    U = [draw(6, 2, 3, 8, seed=s) for s in range(3)]
+    whole_stack = ops.window_attend(*U, window=3, axis=0, heads=2)
+    for l in range(6):
+        keys, values = (tuple(x[max(0, l - 2) : l + 1]) for x in U[1:])
+        assert (whole_stack[l] - ops.attend_qkv(U[0][l], keys, values, heads=2)).abs().max() < 1e-13
+
+
+def test_window_attend_fewer_key_heads_side_by_side():
+    q, k, v = draw(2, 9, 12), draw(2, 9, 4, seed=1), draw(2, 9, 4, seed=2)
+    out = ops.window_attend(q, k, v, window=3, axis=1, heads=6)
+    split = [x.unflatten(-1, (-1, 2)).transpose(1, 2) for x in (q, k, v)]
+    assert (out - whole(*split, window=3).transpose(1, 2).flatten(-2)).abs().max() < 1e-14
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mode", ["sliding", "local"])
+def test_window_attend_bias_is_added_by_distance(causal, mode):
+    q, k, v = qkv()
+    bias = draw(2, 3 if causal else 5, seed=5)
+    out = whole(q, k, v, window=3, mode=mode, causal=causal, bias=bias)
+    expected = torch.zeros_like(q)
+    for t in range(9):
+        near = [j for j in range(9) if (abs(t - j) < 3 if mode == "sliding" else t // 3 == j // 3)]
+        seen = [j for j in near if j <= t or not causal]
+        scores = torch.stack(
+            [(q[:, :, t] * k[:, :, j]).sum(-1) / 2 + bias[:, t - j + (0 if causal else 2)] for j in seen]
+        )
+        weights = scores.softmax(0)
+        expected[:, :, t] = sum(weights[i][..., None] * v[:, :, j] for i, j in enumerate(seen))
+    assert (out - expected).abs().max() < 1e-13
+
+
+def test_window_attend_rotary_positions_are_relative():
+    q, k, v = qkv()
+    at = torch.arange(9)
+    out = ops.window_attend(q, k, v, window=4, rotary=100.0)
+    later = ops.window_attend(q, k, v, window=4, rotary=100.0, queries=at + 50, keys=at + 50)
+    assert (out - later).abs().max() < 1e-13
+    assert (out - whole(q, k, v, window=4)).abs().max() > 1e-2
+    # the pair (i, i + e/2) turns by p * base^(-2i/e)
+    turn = 100.0 ** -(torch.arange(0, 4, 2, dtype=torch.float64) / 4)
+    angle = at[:, None] * turn
+
+    def rotated(x):
+        left, right = x[..., :2], x[..., 2:]
+        return torch.cat([left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()], -1)
+
+    assert (out - whole(rotated(q), rotated(k), v, window=4)).abs().max() < 1e-13
+
+
+@pytest.mark.parametrize("mode", ["sliding", "local"])
+def test_window_attend_documents_are_as_if_each_were_alone(mode):
+    from residua.ops.window_attend.position import apart
+
+    q, k, v = qkv()
+    positions, documents = torch.tensor([0, 1, 2, 3, 0, 1, 2, 3, 4]), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
+    out = ops.window_attend(q, k, v, window=3, mode=mode, keys=apart(positions, documents, 3))
+    alone = [whole(*(x[:, :, part] for x in (q, k, v)), window=3, mode=mode) for part in (slice(0, 4), slice(4, 9))]
+    assert (out - torch.cat(alone, 2)).abs().max() < 1e-13
+
+
+def test_window_attend_of_nothing_in_sight_is_zero_with_zero_gradients():
+    q, k, v = (x.requires_grad_() for x in qkv())
+    out = ops.window_attend(q, k, v, window=4, keys=torch.tensor([-1, -1, 0, 1, 2, 3, 4, 5, 6]))
+    assert out[:, :, :2].abs().max() == 0
+    out.sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
+    assert k.grad[:, :, :2].abs().max() == v.grad[:, :, :2].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ({"window": 0}, "must be at least 1"),
+        ({"window": 3, "bias": torch.zeros(2, 4)}, "need (2, 3)"),
+        ({"window": 3, "heads": 3}, "do not divide"),
+    ],
+    ids=str,
+)
+def test_window_attend_wrong_arguments_name_the_cure(options, cure):
+    import re
+
+    with pytest.raises(ValueError, match=re.escape(cure)):
+        ops.window_attend(*qkv(), **options)

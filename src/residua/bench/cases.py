@@ -156,9 +156,8 @@ def window_attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compil
     """Causal attention in a window of `n` tokens, one row, heads of 64."""
     make, heads = Shapes(dtype), max(1, width // 64)
     q, k, v = (make.normal(1, heads, tokens, width // heads) for _ in range(3))
-    positions = torch.arange(tokens)
     named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.window_attend(q, k, v, window=n, queries=positions, keys=positions),
+        OURS: lambda: ops.window_attend(q, k, v, window=n),
         PUBLIC: lambda: forms.masked_window(q, k, v, n),
     }
     if tokens % n == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from residua.model.cache import Cache
@@ -21,6 +21,8 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop: int | None = None,
+    mask: Bool[Tensor, "b t"] | None = None,
+    chunk: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "b n"]:
     """The prompt and up to `tokens` new ones.
@@ -28,10 +30,15 @@ def generate(
     temperature: 0 takes the likeliest token; above 0 samples.
     top_k, top_p: sample from the k likeliest, or from the fewest that hold p of the probability.
     stop:        a row that produced this token repeats it; decoding ends when every row has.
+    mask:        False where the prompt is padding; prompts of unequal length are padded on the left.
+    chunk:       tokens of the prompt that are taken in at once; all of them by default.
     """
     new = list(
-        stepwise(model, ids, tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop, generator=generator)
-    )
+        stepwise(
+            model, ids, tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=stop, mask=mask, chunk=chunk,
+            generator=generator,
+        )
+    )  # fmt: skip
     return torch.cat([ids, *(token[:, None] for token in new)], 1)
 
 
@@ -44,6 +51,8 @@ def stepwise(
     top_k: int | None = None,
     top_p: float | None = None,
     stop: int | None = None,
+    mask: Bool[Tensor, "b t"] | None = None,
+    chunk: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Int[Tensor, " b"]]:
     """The same, token by token as they are made."""
@@ -57,12 +66,20 @@ def stepwise(
         raise ValueError(f"top_k={top_k} must be at least 1")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk} must be at least 1")
+    if mask is not None and not bool(mask[:, -1].all()):
+        raise ValueError("a prompt ends in a token, not in padding; pad on the left")
     cache = Cache()
     done = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
-    step = ids
+    *early, step = ids.split(chunk or ids.shape[1], 1)
+    *padded, padding = [None] * (len(early) + 1) if mask is None else mask.split(chunk or ids.shape[1], 1)
+    with torch.inference_mode():
+        for part, masked in zip(early if tokens else (), padded, strict=False):
+            model(part, mask=masked, cache=cache)
     for _ in range(tokens):
         with torch.inference_mode():
-            logits = model(step, cache=cache)[:, -1]
+            logits = model(step, mask=padding, cache=cache)[:, -1]
             token = _choose(logits, temperature, top_k, top_p, generator)
             if stop is not None:
                 token = torch.where(done, stop, token)
@@ -70,7 +87,7 @@ def stepwise(
         yield token.clone()
         if stop is not None and bool(done.all()):
             return
-        step = token[:, None]
+        step, padding = token[:, None], None
 
 
 def _choose(

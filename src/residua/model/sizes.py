@@ -1,7 +1,8 @@
 """What a model costs, from its configuration alone: parameters, operations and state, without allocating it.
 
 The model is built on the meta device and its stream is walked there, so that every design is counted by what it
-does and none needs a formula of its own.
+does and none needs a formula of its own. The sublayers are counted as papers do it: their matrices and the scores that
+a token needs. `residua.cost` counts every step of every function, and memory and traffic too.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
@@ -69,40 +68,14 @@ def state_floats(stream: Stream[Any]) -> dict[str, int]:
     return {site: two[site] - one[site] for site in two}
 
 
-class _Counter(TorchDispatchMode):
-    """Adds up the operations of everything that runs inside it."""
+def _stream_flops(stream: Stream[Any], tokens: int) -> float:
+    from residua import ops
+    from residua.cost.walk import Walk  # here and not above: cost looks at whole models
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        outputs = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
-        if name in ("mm", "bmm", "mv", "dot", "addmm", "addmv"):
-            self.flops += 2 * outputs[0].numel() * args[1 if name.startswith("add") else 0].shape[-1]
-        elif name in _SILENT or func.is_view or not outputs or not outputs[0].is_floating_point():
-            pass
-        else:  # elementwise and reductions: one operation per element of the larger side
-            self.flops += max(leaf.numel() for leaf in (*inputs, outputs[0]))
-        return out
-
-
-# They move or fill memory and compute nothing.
-_SILENT = frozenset(
-    ("_to_copy", "clone", "copy_", "stack", "cat", "detach", "contiguous", "constant_pad_nd", "fill_", "empty",
-     "empty_like", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "full", "new_full", "eye",
-     "arange")
-)  # fmt: skip
-
-
-def _stream_flops(stream: Stream[Any], tokens: int) -> int:
-    counter = _Counter()
-    with torch.device("meta"), counter:
+    walk = Walk(stream.parameters())
+    with torch.device("meta"), ops.backend("reference"), walk:
         _walk(stream, tokens)
-    return counter.flops
+    return sum(walk.flops.values())
 
 
 def _walk(stream: Stream[Any], tokens: int) -> tuple[dict[str, int], Any]:

@@ -6,32 +6,22 @@ y = sublayer(*lanes, context)       lanes: (x,), or (q, k, v) for attention, alr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from residua import ops
-from residua.model.cache import Cache, Grown, Ring, Tail
+from residua.model.cache import Grown, Ring
 from residua.model.config import ModelConfig
+from residua.model.context import Context as Context
+from residua.model.local import LOCALS, Started, convolve
+from residua.ops.window_attend.position import FULL, rotate
+from residua.ops.window_attend.reference import window_mask
 from residua.options import check_options
 from residua.plan import Site, Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """What every sublayer of one forward shares."""
-
-    positions: Int[Tensor, " t"]
-    rotation: tuple[Float[Tensor, "t e"], Float[Tensor, "t e"]]
-    """Cosines and sines of the rotary positions."""
-    causal: bool
-    mask: Bool[Tensor, "b t"] | None = None
-    """True for tokens, False for padding."""
-    cache: Cache | None = None
 
 
 class LaneNorm(nn.Module):
@@ -75,52 +65,48 @@ class Sublayer(nn.Module, ABC):
         return ()
 
 
-class Attention(Sublayer):
-    """softmax(q k' / sqrt(e)) v over all earlier tokens (all tokens in an encoder), with rotary positions."""
+class Heads(Sublayer):
+    """softmax(q k' / sqrt(e)) v over tokens: the projections, heads and positions that all attention shares."""
 
-    def __init__(self, config: ModelConfig, site: Site, feeds: int) -> None:
+    def __init__(self, config: ModelConfig, site: Site, feeds: int, heads: int, kv_heads: int, rotary: bool) -> None:
         super().__init__(config, site, feeds)
-        self.head_width = config.width // config.heads
-        shared = config.shared_heads * self.head_width
-        self.q = nn.Linear(config.width, config.width, bias=False)
-        self.k = nn.Linear(config.width, shared, bias=False)
-        self.v = nn.Linear(config.width, shared, bias=False)
-        self.o = nn.Linear(config.width, config.width, bias=False)
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"{site.name}: heads={heads} must be a multiple of kv_heads={kv_heads}, both at least 1")
+        self.head_width, self.rotary = config.width // config.heads, rotary
+        self.q = nn.Linear(config.width, heads * self.head_width, bias=False)
+        self.k = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
+        self.v = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
+        self.o = nn.Linear(heads * self.head_width, config.width, bias=False)
         self.q_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.k_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, *kv: Tensor, context: Context) -> Float[Tensor, "b t d"]:
         key_input, value_input = kv or (x, x)
         q, k, v = (
-            projection(lane).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for projection, lane in ((self.q, x), (self.k, key_input), (self.v, value_input))
+            self.branch(name, projection(lane), context).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+            for name, projection, lane in (("q", self.q, x), ("k", self.k, key_input), ("v", self.v, value_input))
         )
         if self.q_norm is not None and self.k_norm is not None:
             (q,), (k,) = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, *context.rotation), rotate(k, *context.rotation)
+        if self.rotary:
+            q, k = rotate(q, *context.rotation), rotate(k, *context.rotation)
         return self.o(self.attend(q, k, v, context).transpose(1, 2).flatten(-2))
 
+    def branch(self, name: str, x: Tensor, context: Context) -> Tensor:
+        """What stands between a projection and its heads: nothing, unless a subclass says so."""
+        return x
+
+    @abstractmethod
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         """The mixture over tokens."""
-        before = 0
-        if context.cache is not None:
-            memory = context.cache.slot(self.site.name, Grown)
-            before = memory.length
-            k, v = memory.append(k, v)
-        mask = None if context.mask is None else context.mask[:, None, None, :]
-        whole = context.causal and not before and mask is None
-        if context.causal and not whole and q.shape[2] > 1:
-            seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
-            mask = seen if mask is None else seen & mask
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, enable_gqa=True)
+
+    @abstractmethod
+    def span(self, tokens: int) -> float:
+        """Keys per query, on average."""
 
     def flops(self, tokens: int) -> float:
         matrices = sum(2 * m.weight.numel() for m in (self.q, self.k, self.v, self.o))
         return matrices + 4 * self.q.weight.shape[0] * self.span(tokens)
-
-    def span(self, tokens: int) -> float:
-        """Keys per query, on average."""
-        return (tokens + 1) / 2
 
     def cache_floats(self, tokens: int) -> int:
         return 2 * self.k.weight.shape[0] * tokens
@@ -129,11 +115,88 @@ class Attention(Sublayer):
         return (self.o.weight,)
 
 
-class ShortSWA(Attention):
+class Attention(Heads):
+    """softmax(q k' / sqrt(e)) v over all earlier tokens (all tokens in an encoder), with rotary positions.
+
+    local   swa, conv, canon: q, k and v each mix with the tokens just before, between their projection and their
+            heads, in the place that linear-attention blocks give to a short convolution.
+    window  tokens that `local` mixes, the current one included.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        site: Site,
+        feeds: int,
+        *,
+        local: Literal["none", "swa", "conv", "canon"] = "none",
+        window: int = 4,
+    ) -> None:
+        super().__init__(config, site, feeds, config.heads, config.shared_heads, rotary=True)
+        if window < 1:
+            raise ValueError(f"{site.name}: window={window} must be at least 1: it counts the current token")
+        if local in ("conv", "canon") and not config.causal:
+            raise ValueError(f"{site.name}: local={local} is a causal convolution; an encoder takes local=swa or none")
+        if local == "swa" and window == 1:
+            raise ValueError(f"{site.name}: local=swa over one token is that token; give window=2 or more")
+        heads = {"q": config.heads, "k": config.shared_heads, "v": config.shared_heads}
+        self.local: Any = nn.ModuleDict(
+            {} if local == "none" else {
+                name: LOCALS[local](config, count, self.head_width, window) for name, count in heads.items()
+            }
+        )  # fmt: skip
+
+    def branch(self, name: str, x: Tensor, context: Context) -> Tensor:
+        if name not in self.local:
+            return x
+        mixed: Tensor = self.local[name](x, context, f"{self.site.name}.{name}")
+        return mixed
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        before, here = 0, None if context.places is None else context.apart(FULL)
+        keys = here
+        if context.cache is not None:
+            memory = context.cache.slot(self.site.name, Grown)
+            before = memory.length
+            k, v, keys = memory.append(k, v, here)
+        if here is not None and keys is not None:
+            seen = window_mask(here, keys, window=FULL, mode="sliding", causal=context.causal)[:, None]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        whole = context.causal and not before
+        mask = None
+        if context.causal and not whole and q.shape[2] > 1:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, enable_gqa=True)
+
+    def span(self, tokens: int) -> float:
+        return (tokens + 1) / 2
+
+    def flops(self, tokens: int) -> float:
+        return super().flops(tokens) + sum(one.flops() for one in self.local.values())
+
+    def cache_floats(self, tokens: int) -> int:
+        return super().cache_floats(tokens) + sum(one.cache_floats() for one in self.local.values())
+
+
+class RelativeBias(Started):
+    """b_(t-j), one a head and distance, added to the logits; starts at zero."""
+
+    def __init__(self, heads: int, distances: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, distances))
+
+    def start(self) -> None:
+        self.weight.zero_()
+
+
+class ShortSWA(Heads):
     """Attention over the last `window` tokens, the current one included: ShortSWA, the dual of a depth read.
 
-    mode   sliding: the last `window` tokens; local: the tokens so far of the current block of `window`.
-    start  zero: the output projection starts at zero, so that the sublayer starts as nothing.
+    mode      sliding: the last `window` tokens; local: the tokens so far of the current block of `window`.
+    position  rotary, as in `attn`; bias: a learned number a head and distance, which makes a softmax-normalised
+              short convolution a special case (W_Q = 0); none.
+    heads, kv_heads  fewer heads than the model's make it narrow: 4 d d_a parameters where full width has 4 d^2.
+    start     zero: the output projection starts at zero, so that the sublayer starts as nothing.
     """
 
     def __init__(
@@ -144,29 +207,41 @@ class ShortSWA(Attention):
         *,
         window: int = 16,
         mode: Literal["sliding", "local"] = "sliding",
+        position: Literal["rotary", "bias", "none"] = "rotary",
+        heads: int | None = None,
+        kv_heads: int | None = None,
         start: Literal["normal", "zero"] = "normal",
     ) -> None:
-        super().__init__(config, site, feeds)
+        heads = config.heads if heads is None else heads
+        shared = min(config.shared_heads, heads) if kv_heads is None else kv_heads
+        super().__init__(config, site, feeds, heads, shared, rotary=position == "rotary")
         if window < 1:
             raise ValueError(f"{site.name}: window={window} must be at least 1: it counts the current token")
+        if position == "bias" and window == 1:
+            raise ValueError(f"{site.name}: position=bias over one token has nothing to weigh; give window=2 or more")
         self.window, self.mode, self.zero = window, mode, start == "zero"
+        distances = window if config.causal else 2 * window - 1
+        self.bias = RelativeBias(heads, distances) if position == "bias" else None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
-        keys = context.positions
-        ring = None if context.cache is None else context.cache.slot(self.site.name, lambda: Ring(self.window))
-        new = k, v, keys
-        if ring is not None:
-            k, v, keys = ring.extended(k, v, keys)
-        if context.mask is not None:
-            keys = torch.where(context.mask, keys, -1)
-        y = ops.window_attend(
-            q, k, v, window=self.window, mode=self.mode,
-            queries=context.positions if keys.ndim == 1 else context.positions.expand_as(keys),
-            keys=keys, causal=context.causal,
+        at = context.apart(self.window)
+        keys: Tensor | None = at
+        queries = None
+        if context.cache is not None:
+            margin = context.cache.margin
+            ring = context.cache.slot(self.site.name, lambda: Ring(self.window, margin))
+            if q.shape[2] == 1:
+                queries, (k, v, keys) = at, ring.write(k, v, at)
+            else:
+                new = k, v, at
+                k, v, keys = ring.extended(*new)
+                ring.write(*new)
+        if queries is None and at.ndim == 1 and (self.mode == "sliding" or k.shape[2] == context.length):
+            keys = None  # consecutive, and counted from 0 where that matters
+        return ops.window_attend(
+            q, k, v, window=self.window, mode=self.mode, queries=queries, keys=keys, causal=context.causal,
+            bias=None if self.bias is None else self.bias.weight,
         )  # fmt: skip
-        if ring is not None:
-            ring.write(*new)
-        return y
 
     def span(self, tokens: int) -> float:
         return min(self.window, tokens) if self.mode == "sliding" else (min(self.window, tokens) + 1) / 2
@@ -215,15 +290,7 @@ class Canon(Sublayer):
         self.taps = nn.Parameter(torch.zeros(kernel, config.width))
 
     def forward(self, x: Tensor, *, context: Context) -> Float[Tensor, "b t d"]:
-        if context.mask is not None:
-            x = x * context.mask[..., None].to(x.dtype)  # padding must not leak into the tokens after it
-        memory = None if context.cache is None else context.cache.slot(self.site.name, Tail)
-        tail = x.new_zeros(x.shape[0], len(self.taps) - 1, x.shape[2]) if memory is None else memory.tail
-        if tail is None:
-            tail = x.new_zeros(x.shape[0], len(self.taps) - 1, x.shape[2])
-        if memory is not None:
-            memory.tail = ops.conv_tail(x, tail)
-        return self.activate(ops.shortconv(x, tail, self.taps.to(x.dtype)))
+        return self.activate(convolve(x, self.taps, context, self.site.name))
 
     def activate(self, y: Tensor) -> Tensor:
         """Canon is linear."""
@@ -266,17 +333,3 @@ def make_sublayer(config: ModelConfig, site: Site, slot: Slot, feeds: int) -> Su
     except (TypeError, ValueError) as error:
         raise type(error)(f"layout item {slot}: {error}") from None
     return cls(config, site, feeds, **slot.options)
-
-
-def rotations(positions: Int[Tensor, " t"], width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of p * base^(-2i/width), for halves of the head width."""
-    wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, width, 2, device=positions.device, dtype=wide) / width
-    angles = positions.to(wide)[:, None] * base**-exponents
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Float[Tensor, "b head t e"], cos: Tensor, sin: Tensor) -> Float[Tensor, "b head t e"]:
-    """Rotate the pairs (x_i, x_{i + e/2}) by the angles of their positions."""
-    left, right = x.to(cos.dtype).chunk(2, -1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1).to(x.dtype)

@@ -14,7 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from residua.model.cache import Cache
 from residua.model.config import ModelConfig
-from residua.model.sublayers import Context, LaneNorm, Sublayer, make_sublayer, rotations
+from residua.model.context import Context
+from residua.model.local import Started
+from residua.model.places import follow, given, plain
+from residua.model.sublayers import LaneNorm, Sublayer, make_sublayer
+from residua.ops.window_attend.position import rotations
 from residua.plan import Site
 from residua.registry import build
 from residua.stream import Stream
@@ -57,16 +61,22 @@ class Transformer(nn.Module):
         ids: Int[Tensor, "b t"],
         *,
         mask: Bool[Tensor, "b t"] | None = None,
+        documents: Int[Tensor, "b t"] | None = None,
         cache: Cache | None = None,
         checkpointed: bool = False,
     ) -> Float[Tensor, "b t vocab"]:
         """Logits for every position.
 
-        mask:         False where `ids` is padding.
+        mask:         False where `ids` is padding; with a cache, on the left of a row alone.
+        documents:    an id for every token. A run of equal ids is a document: its tokens see each other and no
+                      others, and its positions count from its first. By default a row is one document, or goes on
+                      with the one that the cache has open.
         cache:        what earlier tokens left; it takes the new ones in.
         checkpointed: recompute each block in the backward pass instead of keeping its activations.
         """
-        context = self.context(ids, mask, cache)
+        context = self.context(ids, mask, cache, documents)
+        if cache is not None and cache.margin and self.stream.mixes_tokens and ids.shape[1] > 1:
+            return self._stepping(ids, mask, cache)
         state = self.stream.open(self.embed(ids), past=None if cache is None else cache.past)
         for block in self.blocks:
             if checkpointed:
@@ -74,8 +84,7 @@ class Transformer(nn.Module):
             else:
                 state = block(state, self.stream, context)
         if cache is not None:
-            cache.past = self.stream.past(state)
-            cache.length += ids.shape[1]
+            cache.advance(ids.shape[1], self.stream.past(state), context.places)
         (x,) = self.stream.read(state, self.plan.head, self.norm).lanes
         return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
 
@@ -83,25 +92,53 @@ class Transformer(nn.Module):
         """Every sublayer in reading order; its `site` says where it stands."""
         return (module for module in self.blocks.modules() if isinstance(module, Sublayer))
 
-    def context(self, ids: Tensor, mask: Tensor | None = None, cache: Cache | None = None) -> Context:
+    def context(
+        self,
+        ids: Tensor,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        documents: Tensor | None = None,
+    ) -> Context:
         """What the sublayers of one forward share."""
+        self._check_call(mask, cache, documents)
+        before = 0 if cache is None else cache.length
+        places = None
+        if mask is not None or documents is not None or (cache is not None and cache.places is not None):
+            known = None if cache is None else cache.places
+            newest = plain(len(ids), before, ids.device) if known is None else known.last(1)
+            said = given(ids.shape, mask, documents, newest)
+            places = follow(newest, said)
+            mask = said >= 0
+        positions = (
+            torch.arange(before, before + ids.shape[1], device=ids.device) if places is None else places.positions
+        )
+        head_width = self.config.width // self.config.heads
+        rotation = rotations(positions, head_width, self.config.rope_base, self.embed.weight.dtype)
+        return Context(positions, rotation, self.config.causal, mask, cache, places)
+
+    def _check_call(self, mask: Tensor | None, cache: Cache | None, documents: Tensor | None) -> None:
+        """Refuse what would give a wrong answer."""
         if cache is not None:
             if not self.config.causal:
                 raise ValueError("an encoder looks both ways and cannot decode with a cache")
-            if mask is not None:
-                raise ValueError("a cache holds rows of equal length; batch prompts of one length, without a mask")
             if torch.is_grad_enabled():
                 raise ValueError("decode under torch.inference_mode() or torch.no_grad(): a cache keeps no graph")
+            if mask is not None and bool(mask.long().diff(dim=1).lt(0).any()):
+                raise ValueError("a cache aligns rows at their newest token; pad on the left")
+        if documents is not None and self.stream.mixes_tokens:
+            raise ValueError(f"{self.stream.spec} mixes tokens in its stream, and documents would leak into each other")
         if mask is not None and self.stream.mixes_tokens and bool(mask.long().diff(dim=1).gt(0).any()):
             raise ValueError(
                 f"{self.stream.spec} mixes tokens in its stream, and padding before a token would leak into it; pad on "
                 "the right"
             )
-        before = 0 if cache is None else cache.length
-        positions = torch.arange(before, before + ids.shape[1], device=ids.device)
-        head_width = self.config.width // self.config.heads
-        rotation = rotations(positions, head_width, self.config.rope_base, self.embed.weight.dtype)
-        return Context(positions, rotation, self.config.causal, mask, cache)
+
+    def _stepping(self, ids: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
+        """The last tokens one by one, so that the cache has what the design keeps after each of them."""
+        first = max(0, ids.shape[1] - cache.margin)
+        parts = [slice(0, first)] if first else []
+        parts += [slice(place, place + 1) for place in range(first, ids.shape[1])]
+        return torch.cat([self(ids[:, at], mask=None if mask is None else mask[:, at], cache=cache) for at in parts], 1)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -115,14 +152,18 @@ class Transformer(nn.Module):
             for sublayer in self.sublayers()
             for parameter in sublayer.writers()
         }
+        started = [module for module in self.blocks.modules() if isinstance(module, Started)]
+        settled = {id(parameter) for module in started for parameter in module.parameters()}
         for name, parameter in self.named_parameters():
-            if name.startswith("stream."):
+            if name.startswith("stream.") or id(parameter) in settled:
                 continue
             if name.rsplit(".", 2)[-2].endswith("norm"):
                 parameter.fill_(1.0)
             else:
                 std = self.config.start_std * writers.get(id(parameter), 1.0)
                 parameter.normal_(0.0, std, generator=_named(parameter, seed, name))
+        for module in started:
+            module.start()
         self.stream.reset(_named(self.embed.weight, seed, "stream"))
 
     def _refuse(self) -> None:

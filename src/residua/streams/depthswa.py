@@ -48,8 +48,10 @@ class DepthSWA(Stream[Window]):
     """z_l = softmax_j(W_Q u_l . W_K u_j / sqrt(d)) W_V u_j over l - K < j <= l: ShortSWA over the depth of a token.
 
     With `shared` weights this is exactly causal sliding-window attention on the transposed stack of sources u, for
-    a given stack (in a network the stack depends on earlier reads). The paper fixes the read and leaves the rest
-    open; each choice is an option. It gives no init either: here W_Q, W_K ~ N(0, 1/d) and W_V = I.
+    a given stack (in a network the stack depends on earlier reads): `ops.window_attend` along depth, axis 0. A site
+    has one query, and sources that are not stacked, so it calls `ops.attend_qkv`, the fused form of one row of that
+    operator; `residua duality` shows them equal. The paper fixes the read and leaves the rest open; each choice is an
+    option. It gives no init either: here W_Q, W_K ~ N(0, 1/d) and W_V = I.
 
     window      K, counting the newest source.
     sources     states: u_l is the stream after layer l; deltas: what layer l added (u_0 is the embedding for both).

@@ -3,7 +3,7 @@
     group      what                                     rate         decay   optimizer
     matrices   weights of the sublayers' projections    lr           yes     AdamW, or Muon
     head       the output matrix, where untied          lr           yes     AdamW
-    plain      embedding, norm gains, conv taps         lr           no      AdamW
+    plain      embedding, norm gains, conv taps, biases lr           no      AdamW
     stream     all of the residual design's own         residual_lr  no      AdamW
 
 Muon makes updates orthogonal, which means something only for a matrix that maps one space to another: never for
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from residua.model import Transformer
+from residua.model.local import Started
 from residua.model.sublayers import Canon, LaneNorm
 from residua.train.recipe import Recipe
 
@@ -39,7 +40,7 @@ def group_of(model: nn.Module) -> dict[str, str]:
                 found[name] = "head"
             elif isinstance(module, nn.Linear) and own == "weight":
                 found[name] = "matrices"
-            elif isinstance(module, nn.Embedding | LaneNorm | Canon):
+            elif isinstance(module, nn.Embedding | LaneNorm | Canon | Started):
                 found[name] = "plain"
             else:
                 raise TypeError(f"no optimizer group for {name} of a {type(module).__name__}; give it one in optim.py")
