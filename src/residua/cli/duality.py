@@ -1,0 +1,107 @@
+"""`residua duality`: the theorem of the two axes, run on drawn and on trained models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def command(
+    runs: list[Path] = typer.Option(
+        [],
+        "--run",
+        "-r",
+        help="A directory written by residua train; repeat it. Without one, three models are trained.",
+    ),
+    steps: int = typer.Option(60, help="Updates of each model that is trained here."),
+    corpus: str = typer.Option("pydoc", help="What they are trained on."),
+    seeds: int = typer.Option(2, help="Drawn stacks."),
+    out: Path = typer.Option(None, help="Also write the JSON to this file."),
+    as_json: bool = typer.Option(False, "--json", help="Print every row as JSON."),
+    markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
+) -> None:
+    """Show that a depth read is sliding-window attention on the other axis, when it is, and when it is not.
+
+    Exits with 1 if anything that should be equal is not, or the other way round.
+    """
+    if as_json and markdown:
+        raise ValueError("--json and --markdown are two forms of the same; choose one")
+    if steps < 1 or seeds < 1:
+        raise ValueError(f"steps={steps} and seeds={seeds} must be at least 1")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a directory; --out takes a file")
+    for run in runs:
+        if not (run / "config.json").is_file():
+            raise ValueError(f"{run} is not the directory of a run: it has no config.json")
+    from residua import duality
+
+    tell = _teller()
+    subjects = [duality.random_subject(seed) for seed in range(seeds)]
+    if runs:
+        subjects += [duality.from_run(run) for run in runs]
+    else:
+        subjects += duality.trained_subjects(
+            steps=steps,
+            corpus=corpus,
+            on_event=lambda event: tell(f"trained {event['design']}: loss {event['loss']:.3f}"),
+        )
+    report = duality.examine(subjects, on_event=lambda name: tell(f"examining {name}"))
+    report["command"] = _spelled(runs, steps, corpus, seeds)
+    if out is not None:
+        from residua.train.durable import write_json
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, report)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    elif markdown:
+        typer.echo(duality.as_markdown(report))
+    else:
+        _show(report)
+    if not report["passed"]:
+        raise typer.Exit(1)
+
+
+def _spelled(runs: list[Path], steps: int, corpus: str, seeds: int) -> str:
+    """The command without the places of this machine."""
+    given = [f"--run {run.name}" for run in runs] if runs else [f"--steps {steps}", f"--corpus {corpus}"]
+    return " ".join(["residua duality", *given, f"--seeds {seeds}"])
+
+
+def _teller() -> Any:
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False, highlight=False)
+    return console.print
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from residua.duality.report import TITLES, cells, summary
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    trained = [model["name"] for model in report["models"] if model["trained"]]
+    console.print(f"Drawn stacks: {len(report['models']) - len(trained)}. Models: {'; '.join(trained) or 'none'}.")
+    console.print("The equality needs: " + "; ".join(report["conditions"]) + ".\n")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in TITLES:
+        table.add_column(title, justify="right" if title in ("error", "must be", "cases") else "left", overflow="fold")
+    for row in summary(report):
+        table.add_row(*cells(row))
+    console.print(table)
+    console.print(
+        "error: RMS error over RMS reference, the largest (or smallest, where it must differ) of all models, windows "
+        "and gradients. --json has every one of them.\n\nWhat would settle it"
+    )
+    for one in report["settles"]:
+        verdict = "shown" if one["passed"] else "NOT SHOWN"
+        console.print(f"  {one['asked']}\n    {one['answer']} [{verdict}: {one['shown_by']}]")
+    console.print("\n" + ("Everything passed." if report["passed"] else "FAILED: see the rows marked FAIL."))
