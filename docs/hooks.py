@@ -152,6 +152,102 @@ def example(name: str) -> str:
     return fence((ROOT / "examples" / name).read_text(encoding="utf-8"), "python")
 
 
+def map_table() -> str:
+    """The table of `residua designs --map`."""
+    from residua.cli.designs import MAP, _cell
+    from residua.map import entries
+
+    rows = [
+        tuple(f"<code>{one.design}</code>" if key == "design" else html.escape(_cell(getattr(one, key))) for key in MAP)
+        for one in entries()
+    ]
+    return table(tuple(MAP.values()), rows, ("injection",))
+
+
+def map_exceptions() -> str:
+    """The designs that are no such read, or only just, and why."""
+    from residua.map import entries
+
+    return "\n".join(f"- `{one.design}`: {one.why}." for one in entries() if one.why)
+
+
+def map_picture() -> str:
+    """The grid of the two axes."""
+    from residua.map import variants
+    from residua.plots.grid import grid
+
+    found = variants()
+    return picture(lambda: grid(found), "A grid of how weights are made against the axis and the window they run over")
+
+
+def cost_table(size: str) -> str:
+    """What every design costs at a named size, beside the standard network."""
+    import torch
+
+    from residua.cost import predict
+    from residua.cost.targets import sized
+
+    def cost(name: str, path: str) -> Any:
+        return predict(sized(size).of(name).config, 2048, dtype=torch.bfloat16, path=path)
+
+    plain, bound = cost("standard", "reference"), cost("standard", "fused")
+    rows = []
+    for name in residua.names():
+        eager, fused = cost(name, "reference"), cost(name, "fused")
+        rows.append(
+            (
+                f"<code>{name}</code>",
+                f"{eager.stream_parameters:,}",
+                f"{fused.flops / bound.flops:.3f}x",
+                f"{eager.saved_bytes / plain.saved_bytes:.2f}x",
+                f"{fused.saved_bytes / bound.saved_bytes:.2f}x",
+                f"{eager.bytes_moved / plain.bytes_moved:.2f}x",
+                f"{fused.bytes_moved / bound.bytes_moved:.2f}x",
+                f"{eager.cut / plain.cut:g}x",
+            )
+        )
+    titles = ("design", "parameters added", "operations", "kept for backward", "kept, fused", "bytes moved",
+              "bytes moved, fused", "pipeline cut")  # fmt: skip
+    return table(titles, rows)
+
+
+def asymmetry_picture(size: str) -> str:
+    """What one window of attention adds, over tokens and over layers."""
+    from residua.cost.asymmetry import asymmetry
+    from residua.cost.targets import sized
+    from residua.plots.asymmetry import asymmetry as drawn
+
+    data = asymmetry(sized(size))
+    return picture(lambda: drawn(data), "Six quantities against the window: placed over tokens and placed over layers")
+
+
+def picture(draw: Callable[[], Any], text: str) -> str:
+    """A plot inside the page, as it is when the page is built."""
+    import base64
+    import tempfile
+
+    from residua.plots.save import save
+
+    with tempfile.TemporaryDirectory() as folder:
+        _, drawn = save({"plot": draw}, folder)
+        encoded = base64.b64encode(drawn.read_bytes()).decode()
+    return f'<img alt="{text}" src="data:image/svg+xml;base64,{encoded}">'
+
+
+def bench(kind: str) -> str:
+    """The table of a committed file of `residua bench`, with its command; what to run where there is none yet."""
+    from residua.bench import record
+    from residua.bench.table import markdown, sheets
+
+    file = ROOT / "results" / "bench" / f"{kind}.json"
+    if not file.exists():
+        return f"Not measured yet for this version: `residua bench {kind} --out results/bench/{kind}.json`."
+    found = record.read(file)
+    tables = "\n".join(markdown(sheet) for sheet in sheets(found))
+    made_on = f"{found['regime']['processor']}, torch {found['regime']['torch']}."
+    return f"{fence(found['command'], 'sh')}\n\n{tables}\n\n{made_on}"
+
+
 ANSWERS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
@@ -163,6 +259,12 @@ ANSWERS: dict[str, Callable[..., str]] = {
         tolerances,
         sublayers,
         example,
+        bench,
+        map_table,
+        map_exceptions,
+        map_picture,
+        cost_table,
+        asymmetry_picture,
     )
 }
 

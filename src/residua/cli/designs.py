@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -21,10 +22,17 @@ def command(
     layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
+    mapped: bool = typer.Option(False, "--map", help="Each as a read: sources, weights, window, and what it does."),
+    picture: Path = typer.Option(None, help="With --map: a folder for a picture of the two axes."),
 ) -> None:
     """List the residual designs, or show one in full."""
     import residua
 
+    if mapped:
+        _map(name, as_json, markdown, picture)
+        return
+    if picture is not None:
+        raise ValueError("--picture draws the map; add --map")
     plan = residua.Plan.regular(width, depth, layout)
     if name is None:
         rows = [describe(each, plan) for each in residua.names()]
@@ -39,6 +47,62 @@ def command(
         raise ValueError("--markdown is for the table; one design in full comes as text or --json")
     found = describe(name, plan) | details(name, plan)
     typer.echo(json.dumps(found, indent=2)) if as_json else _page(found)
+
+
+MAP = {
+    "design": "design",
+    "sources": "sources",
+    "weights": "weights from",
+    "normalised": "they add up",
+    "lanes": "lanes",
+    "window": "window",
+    "injection": "injection",
+    "instance": "a read?",
+}
+"""The columns of the map."""
+
+
+def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) -> None:
+    """The table of `residua.map`, and its picture."""
+    from residua.map import entries, variants
+
+    found = entries(None if name is None else [name])
+    if picture is not None:
+        from residua.plots.grid import grid
+        from residua.plots.save import save
+
+        typer.echo(
+            " ".join(map(str, save({"map": lambda: grid(variants() if name is None else found)}, picture))), err=True
+        )
+    if as_json:
+        typer.echo(json.dumps([one.to_json() for one in found], indent=2))
+        return
+    rows = [{key: _cell(getattr(one, key)) for key in MAP} for one in found]
+    notes = [f"{one.design}: {one.why}." for one in found if one.why]
+    if markdown:
+        lines = ["| " + " | ".join(MAP.values()) + " |", "|" + "---|" * len(MAP)]
+        lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
+        typer.echo("\n".join([*lines, "", *(f"- {note}" for note in notes)]))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 200
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in MAP.values():
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+    console.print("read_l = sum over j in the window of a_lj u_j. Found by probing each design, not declared.")
+    console.print("\n".join(notes))
+
+
+def _cell(value: Any) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def describe(spec: str, plan: Plan) -> dict[str, Any]:

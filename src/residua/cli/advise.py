@@ -1,0 +1,153 @@
+"""`residua advise`: which design for which model, with the reason, the cost and the source of each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from residua.advise import Advice, Answer
+
+
+def command(
+    goal: str = typer.Option(None, help="quality, shortcut, local or depth."),
+    size: str = typer.Option(None, help="demo, 220M, 533M, 1B or 7.6B."),
+    config: Path = typer.Option(None, help="A Hugging Face config.json, or its folder, instead of a size."),
+    context: int = typer.Option(None, help="Tokens in a sequence."),
+    parallel: str = typer.Option(None, help="none, pipeline or context: what is split between devices."),
+    checkpoint: bool = typer.Option(None, "--checkpoint/--scratch", help="A trained model exists, or it starts new."),
+    memory: float = typer.Option(None, help="The most activation memory, in multiples of the standard network's."),
+    latency: float = typer.Option(None, help="The most time a token, in multiples of the standard network's."),
+    results: Path = typer.Option(None, help="A folder of our own comparisons; results/ by default."),
+    top: int = typer.Option(5, help="How many to show."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Rank the designs for a model: each with its reason, its cost and its source.
+
+    What is not given is asked for on a terminal, and assumed, and said so, elsewhere.
+    """
+    if config is not None and size is not None:
+        raise ValueError("--config and --size both say how large the model is; give one")
+    if top < 1:
+        raise ValueError(f"--top {top} must be at least 1")
+    if results is not None and not results.is_dir():
+        raise ValueError(f"--results {results} is no folder")
+    given = {"goal": goal, "size": "config" if config is not None else size, "context": context, "parallel": parallel,
+             "checkpoint": checkpoint, "memory": memory, "latency": latency}  # fmt: skip
+    chosen, assumed = _asked(given) if _interactive() and not as_json else _assumed(given)
+
+    from residua.advise import Situation, advise
+    from residua.cost.targets import from_hugging_face, sized
+
+    situation = Situation(
+        goal=chosen["goal"],
+        target=from_hugging_face(config) if config is not None else sized(chosen["size"]),
+        tokens=chosen["context"],
+        parallel=chosen["parallel"],
+        checkpoint=chosen["checkpoint"],
+        memory=chosen["memory"],
+        latency=chosen["latency"],
+    )
+    answer = advise(situation, results)
+    if as_json:
+        typer.echo(json.dumps(answer.to_json() | {"assumed": assumed}, indent=2))
+        return
+    _page(answer, assumed, top)
+
+
+DEFAULTS: dict[str, Any] = {
+    "goal": "quality",
+    "size": "220M",
+    "context": 2048,
+    "parallel": "none",
+    "checkpoint": False,
+    "memory": None,
+    "latency": None,
+}
+QUESTIONS = {
+    "goal": "What for: quality, shortcut, local or depth",
+    "size": "How large: demo, 220M, 533M, 1B or 7.6B",
+    "context": "Tokens in a sequence",
+    "parallel": "Split between devices: none, pipeline or context",
+    "checkpoint": "Does a trained model exist",
+    "memory": "Most activation memory, times the standard's (0: no limit)",
+    "latency": "Most time a token, times the standard's (0: no limit)",
+}
+
+
+def _interactive() -> bool:
+    """Whether somebody is there to answer."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _assumed(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    chosen = {key: DEFAULTS[key] if value is None else value for key, value in given.items()}
+    said = [f"{key} {DEFAULTS[key]}" for key, value in given.items() if value is None and DEFAULTS[key] is not None]
+    return chosen, said
+
+
+def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    chosen = dict(given)
+    for key, question in QUESTIONS.items():
+        if given[key] is None:
+            default: Any = 0.0 if DEFAULTS[key] is None else DEFAULTS[key]
+            answer = (
+                typer.confirm(question, default=default) if key == "checkpoint"
+                else typer.prompt(question, default=default, type=type(default))
+            )  # fmt: skip
+            chosen[key] = None if DEFAULTS[key] is None and not answer else answer
+    return chosen, []
+
+
+def _page(answer: Answer, assumed: list[str], top: int) -> None:
+    from residua.advise.situation import GOALS
+
+    situation = answer.situation
+    lines = [f"Goal: {situation.goal} ({GOALS[situation.goal]})"]
+    if assumed:
+        lines.append(f"Assumed, since nothing was said: {', '.join(assumed)}")
+    lines.append("")
+    if not answer.ranked:
+        lines.append("No design fits and has a source: keep the standard stream.")
+    for place, one in enumerate(answer.ranked[:top], 1):
+        lines += _entry(one, f"{place}. ")
+    if answer.ranked and not any(one.verdict == "better" for one in answer.ranked):
+        lines += ["", "None of these is on record as better: the standard stream is the safe choice."]
+    if answer.ruled_out:
+        lines += ["", "Ruled out"]
+        lines += [f"  {_name(one)}: {'; '.join(one.ruled_out)}" for one in answer.ruled_out]
+    lines += ["", "The duality paper's recommendation, and our measurements"]
+    lines += [f"  {one.measured.upper()}: {one.claim} ({one.source})\n      {one.because}" for one in answer.claims]
+    lines += ["", "Unknown"]
+    lines += [f"  {one}" for one in answer.unknown] or ["  nothing that was asked"]
+    lines += [
+        "",
+        f"Our results read: {', '.join(answer.results) or 'none found'}. Costs are predicted by residua cost, in "
+        "bfloat16, as multiples of the standard network's; fused is a bound.",
+    ]
+    typer.echo("\n".join(lines))
+
+
+def _entry(one: Advice, prefix: str) -> list[str]:
+    costs = one.costs
+    cache = costs["decode_cache_added_bytes"]
+    told = (
+        f"parameters {costs['parameters']:.4g}x, operations {costs['operations']:.3g}x, "
+        f"kept for backward {costs['saved_eager']:.3g}x ({costs['saved_fused']:.3g}x fused), "
+        f"bytes moved {costs['bytes_moved_eager']:.3g}x ({costs['bytes_moved_fused']:.3g}x fused), "
+        f"pipeline cut {costs['pipeline_cut']:.3g}x, decode cache {'+' if cache else ''}{cache:,.0f} bytes"
+    )
+    return [
+        f"{prefix}{_name(one)}   [{one.verdict}]",
+        *(f"     why   {reason}" for reason in one.reasons),
+        *(f"     but   {caution}" for caution in one.cautions),
+        f"     cost  {told}",
+    ]
+
+
+def _name(one: Advice) -> str:
+    return one.design if one.layout == "attn,mlp" else f"{one.design} with --layout {one.layout}"

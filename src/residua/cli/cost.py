@@ -1,0 +1,222 @@
+"""`residua cost`: what designs cost, predicted from the plan and measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from residua.cost.predict import Cost
+    from residua.cost.targets import Target
+
+
+def command(
+    designs: list[str] = typer.Argument(None, help="Designs such as delta:blocks=4; standard is there to compare."),
+    size: str = typer.Option("220M", help="demo, 220M, 533M, 1B or 7.6B; the numbers below replace its own."),
+    config: Path = typer.Option(None, help="A Hugging Face config.json, or its folder, instead of a size."),
+    depth: int = typer.Option(None, help="Transformer blocks."),
+    width: int = typer.Option(None, help="Width of the stream."),
+    heads: int = typer.Option(None, help="Attention heads."),
+    vocab: int = typer.Option(None, help="Tokens in the vocabulary."),
+    layout: str = typer.Option("attn,mlp", help="The sublayers of a block, such as swa:window=16,attn,mlp."),
+    tokens: int = typer.Option(2048, help="Tokens in a sequence."),
+    batch: int = typer.Option(1, help="Sequences."),
+    dtype: str = typer.Option("float32", help="float32, bfloat16 or float16: of parameters and activations."),
+    path: str = typer.Option("reference", help="reference: as the definitions run; fused: as kernels would, a bound."),
+    measure: bool = typer.Option(False, "--measure", help="Run the model here and show the measured beside it."),
+    sweep: str = typer.Option(None, help="One quantity over values: T=512:8192, window=4:64, L=4,8 or K=2:16."),
+    asymmetry: bool = typer.Option(False, "--asymmetry", help="What a window adds over tokens and over layers."),
+    out: Path = typer.Option(None, help="With --asymmetry: a folder for its plot and data."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """What designs cost: parameters, operations, memory, state, cache and traffic."""
+    from residua.cost.targets import from_hugging_face, sized
+
+    shape = {"depth": depth, "width": width, "heads": heads, "vocab": vocab}
+    if config is not None:
+        given = [f"--{key}" for key, value in shape.items() if value is not None]
+        if given:
+            raise ValueError(f"{given[0]} is for our own sizes; {config} says it already")
+        target = from_hugging_face(config, layout=layout)
+    else:
+        target = sized(size, layout=layout, **shape)
+    _refuse(designs or [], path, dtype, measure, sweep, asymmetry, out, batch)
+    if asymmetry:
+        _asymmetry(target, tokens, dtype, out, as_json)
+        return
+    names = list(dict.fromkeys(["standard", *(designs or [])])) if not sweep else (designs or ["standard"])
+    options = {"batch": batch, "dtype": _dtype(dtype), "path": path}
+    if sweep:
+        _sweep(target, names, sweep, tokens, options, as_json)
+        return
+    _compare(target, names, tokens, options, measure, as_json)
+
+
+def _refuse(
+    designs: list[str], path: str, dtype: str, measure: bool, sweep: str | None, asymmetry: bool, out: Any, batch: int
+) -> None:
+    _dtype(dtype)
+    if sum((measure, bool(sweep), asymmetry)) > 1:
+        raise ValueError("--measure, --sweep and --asymmetry are three questions; ask one at a time")
+    if measure and (path != "reference" or dtype != "float32"):
+        raise ValueError("--measure runs the reference path in float32; drop --path and --dtype")
+    if out is not None and not asymmetry:
+        raise ValueError("--out is for --asymmetry; use --json for the other tables")
+    if asymmetry and (designs or batch != 1 or path != "reference"):
+        raise ValueError("--asymmetry compares fixed placements of one sequence on the fused path; drop the designs, "
+                         "--batch and --path")  # fmt: skip
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"--dtype is {', '.join(known)}, not {name!r}")
+    return known[name]
+
+
+QUANTITIES: Mapping[str, tuple[str, str]] = {
+    "parameters": ("parameters", "count"),
+    "stream_parameters": ("  of the design", "count"),
+    "flops": ("operations a token, forward", "per token"),
+    "stream_flops": ("  of the design", "per token"),
+    "bytes_moved": ("bytes moved a token (upper bound)", "per token"),
+    "stream_bytes_moved": ("  by the design", "per token"),
+    "saved_bytes": ("bytes kept for backward a token", "per token"),
+    "stream_saved_bytes": ("  by the design", "per token"),
+    "state_bytes": ("depth state, bytes a token", "per token"),
+    "cut": ("dearest pipeline cut, bytes a token", "per token"),
+    "cache_bytes": ("decode cache, bytes", "bytes"),
+    "halo_bytes": ("context-parallel halo, bytes", "bytes"),
+    "key_value_bytes": ("  and of full attention, bytes", "bytes"),
+}
+"""What the tables show: a title, and whether it is divided by the tokens."""
+
+
+def _shown(values: Mapping[str, Any], key: str, tokens: int) -> float | None:
+    value = max(values["cut_bytes"].values()) if key == "cut" else values.get(key)
+    return None if value is None else value / tokens if QUANTITIES[key][1] == "per token" else value
+
+
+def _compare(
+    target: Target, names: list[str], tokens: int, options: dict[str, Any], measured: bool, as_json: bool
+) -> None:
+    from residua.cost import measure, predict
+
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        chosen = target.of(name)
+        cost = predict(chosen.config, tokens, build=chosen.build, **options)
+        rows[name] = {"predicted": cost.to_json()}
+        if measured:
+            if target.build is not type(target)(target.config).build:
+                raise ValueError("--measure runs our own backbone, and this configuration has heads of another width "
+                                 "or biases, which are only counted; measure a --size")  # fmt: skip
+            rows[name]["measured"] = measure(chosen.config, tokens, batch=options["batch"])
+    every = tokens * options["batch"]
+    if as_json:
+        typer.echo(json.dumps({"tokens": tokens, "batch": options["batch"], "path": options["path"],
+                               "model": target.config.to_json(), "designs": rows}, indent=2))  # fmt: skip
+        return
+    titles, lines = ["", *names], []
+    if measured:
+        titles = ["", *(f"{name}{what}" for name in names for what in ("", " measured", " error"))]
+    for key, (title, _) in QUANTITIES.items():
+        cells = [title]
+        for row in rows.values():
+            guess = _shown(row["predicted"], key, every)
+            cells.append(_number(guess))
+            if measured:
+                found = _shown(row["measured"], key, every)
+                cells += [_number(found), _error(guess, found)]
+        lines.append(cells)
+    _table(titles, lines)
+    typer.echo(
+        f"{tokens} tokens x {options['batch']}, {target.config.depth} blocks of width {target.config.width}, "
+        f"{options['path']} path. A multiplication and an addition are two operations. Bytes kept for backward leave "
+        "out the loss. Halo: windows and tails that a rank fetches from its neighbour; full attention needs all keys "
+        "and values."
+    )
+
+
+def _sweep(target: Target, names: list[str], text: str, tokens: int, options: dict[str, Any], as_json: bool) -> None:
+    from residua.cost.sweep import sweep, values_of
+
+    key, _ = values_of(text)
+    found: dict[str, dict[int, Cost]] = {name: sweep(target.of(name), text, tokens, **options) for name in names}
+    if as_json:
+        plain = {name: {str(value): cost.to_json() for value, cost in costs.items()} for name, costs in found.items()}
+        typer.echo(json.dumps({"sweep": key, "path": options["path"], "designs": plain}, indent=2))
+        return
+    shown = ("parameters", "flops", "bytes_moved", "saved_bytes", "cut", "cache_bytes", "halo_bytes")
+    lines = [
+        [name, str(value), *(_number(_shown(cost.to_json(), one, cost.tokens * cost.batch)) for one in shown)]
+        for name, costs in found.items()
+        for value, cost in costs.items()
+    ]
+    _table(["design", key, *(QUANTITIES[one][0] for one in shown)], lines)
+
+
+def _asymmetry(target: Target, tokens: int, dtype: str, out: Path | None, as_json: bool) -> None:
+    from residua.cost.asymmetry import QUANTITIES as ADDED
+    from residua.cost.asymmetry import asymmetry
+
+    data = asymmetry(target, tokens=tokens, dtype=_dtype(dtype))
+    if out is not None:
+        from residua.plots.asymmetry import asymmetry as drawn
+        from residua.plots.save import save
+
+        files = save({"asymmetry": lambda: drawn(data)}, out)
+        (out / "asymmetry.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+        typer.echo(" ".join(map(str, [*files, out / "asymmetry.json"])), err=True)
+    if as_json:
+        typer.echo(json.dumps(data, indent=2))
+        return
+    lines = [
+        [label, str(window), *(_number(series[key][place]) for key in ("parameters", *ADDED))]
+        for label, series in data["added"].items()
+        for place, window in enumerate(data["windows"])
+        if series["flops"][place] is not None
+    ]
+    _table(["added by", "window", "parameters", *ADDED.values()], lines)
+    typer.echo(f"Added to the plain model; {tokens} tokens, {dtype}, fused path: a bound, not a measurement.")
+
+
+def _number(value: float | None) -> str:
+    """1234567 as 1.23M; small whole numbers as they are."""
+    if value is None:
+        return "-"
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            unit = 1e3 if letter == "k" else size
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _error(guess: float | None, found: float | None) -> str:
+    if guess is None or found is None:
+        return "-"
+    if guess == found:
+        return "exact"
+    return f"{(guess - found) / found:+.1%}" if found else "-"
+
+
+def _table(titles: list[str], lines: list[list[str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 240
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="right" if place else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)

@@ -1,0 +1,114 @@
+"""Which model is costed: a named size, our own numbers, or the `config.json` of a Hugging Face model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from residua.model.config import ModelConfig
+from residua.model.context import Context
+from residua.model.sublayers import Heads, LaneNorm
+from residua.model.transformer import Transformer
+
+PRESETS: Mapping[str, Mapping[str, int]] = {
+    "demo": {"width": 64, "depth": 4, "heads": 4, "vocab": 256},
+    "220M": {"width": 768, "depth": 12, "heads": 12, "kv_heads": 4, "mlp_width": 3072, "vocab": 151_936},
+    "533M": {"width": 1024, "depth": 24, "heads": 16, "kv_heads": 8, "mlp_width": 4096, "vocab": 151_936},
+    "1B": {"width": 1280, "depth": 36, "heads": 20, "kv_heads": 4, "mlp_width": 5120, "vocab": 151_936},
+    "7.6B": {"width": 4096, "depth": 36, "heads": 32, "kv_heads": 8, "mlp_width": 12_288, "vocab": 151_936},
+}
+"""The shapes of the Delta paper's models (2605.18855), as its parameter counts give them, and our own demo."""
+
+FOREIGN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "phi3", "smollm3")
+"""Hugging Face model types whose blocks are ours: pre-norm, rotary attention and a gated MLP."""
+
+TIED = ("gemma", "smollm3")
+"""Those whose head is the embedding where their configuration does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A configuration and how to build it."""
+
+    config: ModelConfig
+    build: Callable[[ModelConfig], Transformer] = Transformer
+
+    def of(self, design: str) -> Target:
+        """The same model with another design."""
+        return replace(self, config=replace(self.config, design=design))
+
+
+def sized(name: str = "220M", **changes: Any) -> Target:
+    """A named size, with the numbers that are given in place of its own."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown size {name!r}; choose from {', '.join(PRESETS)}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    shape: dict[str, Any] = dict(PRESETS[name])
+    if {"width", "heads"} & set(given):  # what was chosen for another width does not go with this one
+        shape.pop("kv_heads", None)
+        shape.pop("mlp_width", None)
+    return Target(ModelConfig(**(shape | {"eps": 0.0} | given)))
+
+
+def from_hugging_face(path: Path | str, **changes: Any) -> Target:
+    """The model that a `config.json` (or the folder that holds it) describes; nothing is downloaded or allocated."""
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from None
+    values = values.get("text_config") or values
+    kind = values.get("model_type")
+    if kind not in FOREIGN:
+        raise ValueError(f"{file}: cost knows the model types {', '.join(FOREIGN)}, not {kind!r}")
+    try:
+        width, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+        config = ModelConfig(
+            vocab=int(values["vocab_size"]),
+            width=width,
+            depth=int(values["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(values.get("num_key_value_heads") or heads),
+            mlp_width=int(values["intermediate_size"]),
+            tied=bool(values.get("tie_word_embeddings", kind in TIED)),
+            qk_norm=kind == "qwen3",
+            eps=0.0,
+            **{key: value for key, value in changes.items() if value is not None},
+        )
+    except KeyError as error:
+        raise ValueError(f"{file} has no {error.args[0]!r}, which a {kind} model needs") from None
+    head_width = int(values.get("head_dim") or width // heads)
+    bias = kind == "qwen2" or bool(values.get("attention_bias"))
+    if head_width == width // heads and not bias:
+        return Target(config)
+    return Target(config, lambda chosen: Foreign(chosen, head_width, bias, output_bias=bias and kind != "qwen2"))
+
+
+class Foreign(Transformer):
+    """Our backbone with heads of another width, or biases on their projections: for counting, not for running."""
+
+    def __init__(self, config: ModelConfig, head_width: int, bias: bool, output_bias: bool) -> None:
+        super().__init__(config)
+        self.head_width = head_width
+        for part in self.sublayers():
+            if isinstance(part, Heads):
+                heads, shared = (layer.weight.shape[0] // part.head_width for layer in (part.q, part.k))
+                part.head_width = head_width
+                part.q = nn.Linear(config.width, heads * head_width, bias=bias)
+                part.k = nn.Linear(config.width, shared * head_width, bias=bias)
+                part.v = nn.Linear(config.width, shared * head_width, bias=bias)
+                part.o = nn.Linear(heads * head_width, config.width, bias=output_bias)
+                if config.qk_norm:
+                    part.q_norm = LaneNorm(head_width, 1, config.eps)
+                    part.k_norm = LaneNorm(head_width, 1, config.eps)
+
+    def context(self, *args: Any, **kwargs: Any) -> Context:
+        found = super().context(*args, **kwargs)
+        cos, sin = (one.new_empty(*one.shape[:-1], self.head_width // 2) for one in found.rotation)
+        return replace(found, rotation=(cos, sin))
