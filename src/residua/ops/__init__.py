@@ -4,6 +4,7 @@ Sources come as a tuple of separate tensors and are stacked nowhere but in a ref
 read them where they are.
 """
 
+from residua.ops import _triton
 from residua.ops._backend import Unsupported as Unsupported
 from residua.ops._backend import backend as backend
 from residua.ops._backend import kernel as kernel
@@ -22,3 +23,5 @@ from residua.ops.shortconv import conv_tail as conv_tail
 from residua.ops.shortconv import shortconv as shortconv
 from residua.ops.sinkhorn import sinkhorn as sinkhorn
 from residua.ops.window_attend import window_attend as window_attend
+
+_triton.register()

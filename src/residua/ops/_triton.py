@@ -1,0 +1,148 @@
+"""Triton kernels for CUDA: which ops have one, how they are found, and what their launches share.
+
+**No GPU has timed these kernels.** They are checked on a CPU with Triton's interpreter, outputs and every gradient
+against the reference, and compiled ahead of time for real GPUs; their speed and their block sizes are unmeasured.
+
+`register` names the kernels to the backend without importing triton: an op's module, `ops/<op>/triton.py`, is
+imported when a CUDA tensor first reaches the op. Every op is a `torch.library` operator, so that autograd,
+checkpointing and `torch.compile` see one node and never the pointers inside it.
+
+Sources are read where they are, through a table of their addresses. Offsets are 64-bit, sums are float32 (float64
+for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one partial sum a
+program and added up afterwards, so the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residua.ops._backend import Unsupported, kernel
+
+TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BLOCK = 2048
+"""Numbers of one tensor that a program holds at a time, unless one token is wider."""
+
+
+def _attend(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton import attend
+
+    return attend(*arguments, **options)
+
+
+def _mix(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.mix.triton import mix
+
+    return mix(*arguments, **options)
+
+
+def _remix(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.remix.triton import remix
+
+    return remix(*arguments, **options)
+
+
+def _delta_write(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.delta_write.triton import delta_write
+
+    return delta_write(*arguments, **options)
+
+
+def _window_attend(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.window_attend.triton import window_attend
+
+    return window_attend(*arguments, **options)
+
+
+# an import statement each: torch.compile follows one, but not an import by name
+SERVED: dict[str, Callable[..., Any]] = {
+    "attend": _attend,
+    "mix": _mix,
+    "remix": _remix,
+    "delta_write": _delta_write,
+    "window_attend": _window_attend,
+}
+"""The ops with a Triton kernel."""
+
+
+def register(device: str = "cuda") -> None:
+    """Let the Triton kernels serve tensors of `device`; another than CUDA only makes sense under the interpreter."""
+    there = importlib.util.find_spec("triton") is not None
+    for op, serve in SERVED.items():
+        kernel(op, "triton", device)(serve if there else _absent)
+
+
+def _absent(*arguments: Any, **options: Any) -> Any:
+    raise Unsupported("triton is not installed: pip install 'residua[triton]'")
+
+
+def launch(kernel: Any, grid: tuple[int, ...], where: Tensor, *arguments: Any, warps: int = 4, **settings: Any) -> None:
+    """Run a kernel on the device of `where`; an empty grid is no work."""
+    if all(grid):
+        with torch.cuda.device_of(where):
+            kernel[grid](*arguments, num_warps=warps, **settings)
+
+
+def programs(where: Tensor) -> int:
+    """How many programs share a sum over tokens, and so how many partial sums there are."""
+    if where.device.type == "cuda":
+        return 4 * torch.cuda.get_device_properties(where.device).multi_processor_count
+    return 3
+
+
+def power(n: int) -> int:
+    """The least power of two that holds n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def tokens_a_block(width: int) -> int:
+    """How many tokens of `width` numbers, a power of two, one program takes at a time."""
+    return max(1, BLOCK // width)
+
+
+def warps(numbers: int) -> int:
+    """Warps for a block of so many numbers: 16 a thread."""
+    return min(16, max(1, numbers // 512))
+
+
+def checked(*tensors: Tensor) -> None:
+    """Decline what no kernel here takes."""
+    for tensor in tensors:
+        if tensor.dtype not in TYPES:
+            raise Unsupported(f"{tensor.dtype} tensors")
+        if tensor.device != tensors[0].device:
+            raise Unsupported(f"tensors on {tensors[0].device} and on {tensor.device}")
+
+
+def alike(sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The sources in one type, as a stack of them would be: a table's addresses have one type."""
+    dtype = sources[0].dtype
+    for source in sources:
+        if source.shape != sources[0].shape:
+            raise ValueError(f"sources of one shape, not {tuple(sources[0].shape)} and {tuple(source.shape)}")
+        dtype = torch.promote_types(dtype, source.dtype)
+    return tuple(source.to(dtype) for source in sources)
+
+
+def table(tensors: Sequence[Tensor | None], where: Tensor) -> Tensor:
+    """The tensors' addresses, 0 for None, on the device of `where`: the caller keeps them alive until the launch."""
+    places = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    if where.device.type != "cuda":
+        return torch.tensor(places, dtype=torch.int64, device=where.device)
+    if torch.cuda.is_current_stream_capturing():
+        # a replay would copy the table from host memory that was given back long ago
+        raise Unsupported("a table of addresses cannot be captured into a CUDA graph")
+    # from pinned memory the copy is queued like a kernel; from pageable memory the host would wait for the GPU
+    return torch.tensor(places, dtype=torch.int64, pin_memory=True).to(where.device, non_blocking=True)
+
+
+def aligned(tensors: Sequence[Tensor | None], width: int) -> bool:
+    """Whether every row of every tensor starts at 16 bytes, so that loads may be as wide as the hardware's."""
+    return all(
+        tensor is None or (tensor.data_ptr() % 16 == 0 and width * tensor.element_size() % 16 == 0)
+        for tensor in tensors
+    )

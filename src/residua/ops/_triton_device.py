@@ -1,0 +1,32 @@
+"""What the Triton kernels share on the device: how a source is found, how two blocks are multiplied."""
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+def accumulator(dtype: torch.dtype) -> tl.dtype:
+    """Triton's name of the type to add up in."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+@triton.jit
+def source(table, n, like, ALIGNED: tl.constexpr):
+    """Where source n starts, typed as `like`: its address comes out of a table."""
+    place = tl.load(table + n).to(tl.pointer_type(like.dtype.element_ty))
+    if ALIGNED:
+        # the compiler knows nothing of an address it loads; without this hint it reads one number at a time
+        place = tl.multiple_of(place, 16)
+    return place
+
+
+@triton.jit
+def product(a, b, ACC: tl.constexpr, WIDEN: tl.constexpr):
+    """The matrix product of two blocks of one type, float32 not rounded to TF32."""
+    if WIDEN:
+        # only for Triton's interpreter, which multiplies the bit patterns of bfloat16
+        a, b = a.to(ACC), b.to(ACC)
+    return tl.dot(a, b, input_precision="ieee", out_dtype=ACC)

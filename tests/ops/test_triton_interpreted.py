@@ -1,0 +1,78 @@
+"""The Triton kernels equal their references: `triton_<op>.py`, run in a process of its own.
+
+TRITON_INTERPRET must be set before triton is imported, and would follow every later test of this process. Where there
+is a GPU the same tests run on it, compiled.
+"""
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from residua import ops
+from residua.ops import _backend, _triton
+
+HERE = Path(__file__).parent
+CASES = sorted(file.stem for file in HERE.glob("triton_*.py") if file.stem != "triton_check")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", CASES)
+def test_triton_kernels_equal_their_reference(cases):
+    pytest.importorskip("triton")
+    environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        str(HERE / f"{cases}.py"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parent.parent)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_every_triton_kernel_has_cases():
+    """`remix` runs the kernels of `mix` and is tested with them."""
+    assert {f"triton_{op}" for op in _triton.SERVED} - {"triton_remix"} == set(CASES)
+
+
+@pytest.fixture
+def device():
+    """A device of no other kernel, to register on."""
+    yield "meta"
+    for op in _triton.SERVED:
+        _backend.forget(op, "meta")
+
+
+def test_triton_missing_is_said_with_its_cure(device, monkeypatch):
+    monkeypatch.setattr(_triton.importlib.util, "find_spec", lambda name: None)
+    _triton.register(device)
+    source = torch.zeros(1, 1, 2, device=device)
+    with ops.backend("auto", strict=True), pytest.raises(RuntimeError, match=r"pip install 'residua\[triton\]'"):
+        ops.mix(torch.ones(1, device=device), (source,))
+    with ops.backend("auto", strict=False), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert ops.mix(torch.ones(1, device=device), (source,)).shape == source.shape
+    assert len(said) == 1
+
+
+def test_registering_imports_no_triton(device):
+    code = """
+import sys
+import residua
+from residua.ops import _triton, kernels
+_triton.register("meta")
+assert kernels()["attend"]["meta"] == "triton"
+assert "triton" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
