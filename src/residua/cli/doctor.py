@@ -35,7 +35,7 @@ def examine() -> dict[str, Any]:
     """Everything the command prints."""
     import torch
 
-    from residua import __version__
+    from residua import __version__, native
     from residua.cache import cache_root
     from residua.ops import _backend
 
@@ -52,6 +52,7 @@ def examine() -> dict[str, Any]:
         "backend": _backend.choice(),
         "strict": _backend.strict(),
         "kernels": _backend.kernels(),
+        "native": native.status(),
         "cache": {"path": str(cache_root()), "bytes": _size(cache_root())},
     }
 
@@ -61,6 +62,11 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _native(status: dict[str, Any]) -> str:
+    """Which C library serves the kernels of the CPU, or why none does."""
+    return status["reason"] or f"{status['binary']} ({status['instructions']})"
 
 
 def _size(folder: Path) -> int:
@@ -85,6 +91,7 @@ def _print(found: dict[str, Any]) -> None:
     lines += [
         f"kernels      {kernels or 'none: every op runs its reference'} (backend {found['backend']}"
         f"{', strict' if found['strict'] else ''})",
+        f"native       {_native(found['native'])}",
         f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",
     ]
     typer.echo("\n".join(lines))

@@ -9,6 +9,7 @@ from residua.ops._backend import Unsupported as Unsupported
 from residua.ops._backend import backend as backend
 from residua.ops._backend import kernel as kernel
 from residua.ops._backend import kernels as kernels
+from residua.ops.add_norm import add_norm as add_norm
 from residua.ops.attend import attend as attend
 from residua.ops.attend import attend_weights as attend_weights
 from residua.ops.attend_qkv import attend_qkv as attend_qkv

@@ -6,6 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from residua.ops._backend import run
+from residua.ops.sinkhorn import native as _native  # noqa: F401  registers the kernel
 from residua.ops.sinkhorn import reference
 
 

@@ -1,0 +1,145 @@
+"""The C files of this folder, compiled to one shared library: by the wheel's build, or on first use into the cache.
+
+Only the standard library is imported here: the wheel's build runs this file where there is no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHIPPED = "kernels.so"
+"""The name of the binary inside a wheel, next to this file."""
+
+FLAGS = ("-std=gnu11", "-O2", "-fpeel-loops", "-ffp-contract=fast", "-fPIC", "-fvisibility=hidden", "-pthread")
+"""No -march: variants.h names the instructions that are chosen at run time. Short loops of known length are unrolled,
+as by -O3, which takes half as long again to compile and wins nothing else: the kernels are written in vectors."""
+WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
+
+
+class Unavailable(Exception):
+    """There is no native library; the message is the reason."""
+
+
+def sources() -> list[Path]:
+    """The files that make the library, headers too."""
+    return sorted([*HERE.glob("*.c"), *HERE.glob("*.h")])
+
+
+def fingerprint() -> str:
+    """A hash of the sources."""
+    digest = hashlib.sha256()
+    for file in sources():
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def compiler() -> list[str]:
+    """The command of the C compiler: `CC`, or the first of cc, gcc and clang."""
+    asked = os.environ.get("CC")
+    candidates = [shlex.split(asked)] if asked else [["cc"], ["gcc"], ["clang"]]
+    for command in candidates:
+        found = shutil.which(command[0])
+        if found:
+            return [found, *command[1:]]
+    raise Unavailable(f"no C compiler: {'CC=' + asked if asked else 'cc, gcc or clang'} is not on the PATH")
+
+
+def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) -> None:
+    """Compile the sources to `target`, which appears whole or not at all; files are compiled at once, on all cores."""
+    mark = f'-DRESIDUA_FINGERPRINT="{fingerprint()}"'
+    # beside the target: a rename is atomic only inside one file system
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as folder:
+        files = [file for file in sources() if file.suffix == ".c"]
+        objects = [str(Path(folder, file.stem + ".o")) for file in files]
+        jobs = [
+            [*command, *FLAGS, *WARNINGS, mark, *flags, "-c", "-o", made, str(file)]
+            for made, file in zip(objects, files, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, jobs))
+        whole = Path(folder, "library")
+        _run([*command, *FLAGS, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
+        whole.chmod(0o700)
+        os.replace(whole, target)
+
+
+def _run(line: list[str]) -> None:
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{line[0]} did not run: {error}") from None
+    if done.returncode:
+        errors = [text for text in done.stderr.splitlines() if "error" in text] or done.stderr.splitlines()
+        raise Unavailable(f"{line[0]} failed: {errors[0] if errors else f'exit code {done.returncode}'}")
+
+
+def build(flags: tuple[str, ...] = ()) -> Path:
+    """The library in the user's cache, compiled now unless the same sources, compiler and flags already were."""
+    command = compiler()
+    folder = _private_folder()
+    target = folder / f"{_key(command, flags)}.so"
+    if not target.exists():
+        with _locked(folder):
+            if not target.exists():
+                compile_to(target, command, flags)
+    _refuse_foreign(target)
+    return target
+
+
+def _key(command: list[str], flags: tuple[str, ...]) -> str:
+    try:
+        version = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} did not run: {error}") from None
+    parts = [fingerprint(), *command, version, *FLAGS, *flags, *os.uname()[::4]]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _private_folder() -> Path:
+    """A folder that only this user can write: whoever writes there runs code here."""
+    from residua.cache import cache_root
+
+    folder = cache_root() / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_foreign(folder)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise Unavailable(f"the cache folder {folder} cannot be used: {error}") from None
+    return folder
+
+
+def _refuse_foreign(path: Path) -> None:
+    """A file or folder of somebody else, or that others may write, could hold anything."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise Unavailable(f"{path} is a symbolic link; remove it, or set RESIDUA_CACHE to a folder of your own")
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise Unavailable(f"{path} can be written by others; remove it, or set RESIDUA_CACHE to a folder of your own")
+
+
+class _locked:
+    """Holds the folder's lock: of several processes that start at once, one compiles."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> None:
+        import fcntl
+
+        self.file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self.file)

@@ -1,0 +1,38 @@
+/* Includes the file named by KERNEL once per element type, in portable C and, on x86, for AVX2 with FMA.
+ *
+ * The AVX2 half is compiled for AVX2 by attribute, not by flag: the rest of the library runs on any processor.
+ */
+#include "kernels.h"
+
+#ifdef RESIDUA_X86
+#include <immintrin.h>
+#endif
+
+#define JOIN_(name, type, isa) name##_##type##_##isa
+#define JOIN(name, type, isa) JOIN_(name, type, isa)
+#define FN(name) JOIN(name, TYPE, ISA)
+
+#define ISA base
+#include "types.h"
+#undef ISA
+
+#ifdef RESIDUA_X86
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
+#define ISA avx2
+#define USE_AVX2 1
+#include "types.h"
+#undef USE_AVX2
+#undef ISA
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#undef KERNEL

@@ -1,0 +1,168 @@
+/* A vector of LANES accumulators for the current T, A and ISA: VEC, and the few things kernels do with one.
+ *
+ * GCC's vector types are portable C to GCC and Clang: on AVX2 a VEC is a register, elsewhere a pair of them. Memory
+ * is read and written by memcpy, so that no pointer need be aligned. `*_part` takes the first n lanes, n < LANES;
+ * the others are read as zero and not written.
+ */
+typedef A FN(vec) __attribute__((vector_size(32)));
+#define VEC FN(vec)
+
+INLINE VEC FN(splat)(A x) {
+    return x - (VEC){0};
+}
+
+INLINE A FN(sum)(VEC x) {
+#if LANES == 8
+    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+#else
+    return (x[0] + x[2]) + (x[1] + x[3]);
+#endif
+}
+
+/* Accumulators in memory: weights, statistics, scratch. */
+INLINE VEC FN(load_wide)(const A *p) {
+    VEC x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE VEC FN(load_wide_part)(const A *p, int64_t n) {
+    VEC x = {0};
+    memcpy(&x, p, (size_t)n * sizeof(A));
+    return x;
+}
+
+INLINE void FN(store_wide)(A *p, VEC x) {
+    memcpy(p, &x, sizeof x);
+}
+
+INLINE void FN(store_wide_part)(A *p, VEC x, int64_t n) {
+    memcpy(p, &x, (size_t)n * sizeof(A));
+}
+
+#ifdef USE_BFLOAT16
+
+typedef uint16_t FN(half) __attribute__((vector_size(16)));
+typedef uint32_t FN(bits) __attribute__((vector_size(32)));
+
+INLINE VEC FN(widen)(FN(half) x) {
+    return (VEC)(__builtin_convertvector(x, FN(bits)) << 16);
+}
+
+INLINE FN(half) FN(narrow)(VEC x) {
+    FN(bits) bits = (FN(bits))x;
+    FN(bits) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    FN(bits) quiet = (bits >> 16) | 0x40; /* rounding could carry a NaN into an infinity */
+    FN(bits) is_nan = (FN(bits))(x != x);
+    rounded = (quiet & is_nan) | (rounded & ~is_nan);
+#ifdef USE_AVX2
+    __m256i wide = (__m256i)rounded;
+    return (FN(half))_mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+#else
+    return __builtin_convertvector(rounded, FN(half));
+#endif
+}
+
+INLINE VEC FN(load)(const T *p) {
+    FN(half) x;
+    memcpy(&x, p, sizeof x);
+    return FN(widen)(x);
+}
+
+INLINE VEC FN(load_part)(const T *p, int64_t n) {
+    FN(half) x = {0};
+    memcpy(&x, p, (size_t)n * sizeof(T));
+    return FN(widen)(x);
+}
+
+INLINE void FN(store)(T *p, VEC x) {
+    FN(half) narrow = FN(narrow)(x);
+    memcpy(p, &narrow, sizeof narrow);
+}
+
+INLINE void FN(store_part)(T *p, VEC x, int64_t n) {
+    FN(half) narrow = FN(narrow)(x);
+    memcpy(p, &narrow, (size_t)n * sizeof(T));
+}
+
+#else
+
+INLINE VEC FN(load)(const T *p) {
+    return FN(load_wide)(p);
+}
+
+INLINE VEC FN(load_part)(const T *p, int64_t n) {
+    return FN(load_wide_part)(p, n);
+}
+
+INLINE void FN(store)(T *p, VEC x) {
+    FN(store_wide)(p, x);
+}
+
+INLINE void FN(store_part)(T *p, VEC x, int64_t n) {
+    FN(store_wide_part)(p, x, n);
+}
+
+#endif
+
+/* n <= LANES numbers; with n known when compiling, one of the two branches is gone. */
+INLINE VEC FN(load_some)(const T *p, int64_t n) {
+    return n == LANES ? FN(load)(p) : FN(load_part)(p, n);
+}
+
+INLINE VEC FN(load_some_wide)(const A *p, int64_t n) {
+    return n == LANES ? FN(load_wide)(p) : FN(load_wide_part)(p, n);
+}
+
+INLINE void FN(store_some)(T *p, VEC x, int64_t n) {
+    if (n == LANES) {
+        FN(store)(p, x);
+    } else {
+        FN(store_part)(p, x, n);
+    }
+}
+
+INLINE void FN(store_some_wide)(A *p, VEC x, int64_t n) {
+    if (n == LANES) {
+        FN(store_wide)(p, x);
+    } else {
+        FN(store_wide_part)(p, x, n);
+    }
+}
+
+/* Does a block for d = 0, LANES, ... below `width`, with n = LANES numbers at once and the rest of them at the end. */
+#undef SWEEP
+#define SWEEP(width, ...)                                                                                             \
+    do {                                                                                                              \
+        int64_t d = 0;                                                                                                \
+        for (; d + LANES <= (width); d += LANES) {                                                                    \
+            const int64_t n = LANES;                                                                                  \
+            __VA_ARGS__                                                                                               \
+        }                                                                                                             \
+        if (d < (width)) {                                                                                            \
+            const int64_t n = (width) - d;                                                                            \
+            __VA_ARGS__                                                                                               \
+        }                                                                                                             \
+    } while (0)
+
+/* Stores past the cache, for results that nobody reads soon. Only to pointers for which `can_stream` holds; a thread
+ * that streamed ends its range with `stream_end`. Elsewhere than on AVX2 these are plain stores. */
+INLINE int FN(can_stream)(const T *p) {
+    return ((uintptr_t)p & (LANES * sizeof(T) - 1)) == 0;
+}
+
+INLINE void FN(stream)(T *p, VEC x) {
+#if defined(USE_AVX2) && defined(USE_BFLOAT16)
+    _mm_stream_si128((__m128i *)(void *)p, (__m128i)FN(narrow)(x));
+#elif defined(USE_AVX2)
+    _mm256_stream_si256((__m256i *)(void *)p, (__m256i)x);
+#else
+    FN(store)(p, x);
+#endif
+}
+
+INLINE void FN(stream_end)(void) {
+#ifdef USE_AVX2
+    _mm_sfence();
+#endif
+}
