@@ -10,6 +10,7 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.streams._bank import Ahead
 from residua.streams._parts import Query, group_names, group_size, positive
 
 
@@ -20,6 +21,7 @@ class Blocks(NamedTuple):
     """The embedding, then every finished block (with a window: the embedding, the evicted sum, the last ones)."""
     partial: tuple[Tensor, ...] = ()
     """The open block's running value: none or one."""
+    ahead: Ahead = Ahead()
 
 
 class How(TypedDict):
@@ -111,13 +113,17 @@ class AttnRes(Stream[Blocks]):
         part = self.part(site)
         if part is None:
             return Read(norm(s.done[0]))
-        return Read(norm(ops.attend(part.folded(), s.done + s.partial, **self._how())))
+        return Read(norm(s.ahead.attend(part.folded(), s.done, s.partial, **self._how())))
 
     def write(self, s: Blocks, site: Site, read: Read, y: Tensor) -> Blocks:
         if s.partial or self.states:
             y = (s.partial or s.done[-1:])[0] + y
         closes = (site.index + 1) % self.size == 0
-        return Blocks(self._kept((*s.done, y))) if closes else Blocks(s.done, (y,))
+        if self.window is not None:  # its sources are few, and an old one may leave
+            return Blocks(self._kept((*s.done, y))) if closes else Blocks(s.done, (y,))
+        done, partial, ahead = ((*s.done, y), (), s.ahead.pushed(y)) if closes else (s.done, (y,), s.ahead)
+        ahead, done = ahead.onward(done, 1, lambda most: self._coming(site, most), eps=self.eps, heads=self.heads)
+        return Blocks(done, partial, ahead)
 
     def sources(self, site: Site) -> tuple[str, ...]:
         if not site.index:
@@ -134,6 +140,12 @@ class AttnRes(Stream[Blocks]):
             return None
         values = s.done + s.partial
         return Routing(values, ops.attend_weights(part.folded(), values, **self._how())[None])
+
+    def _coming(self, site: Site, most: int) -> list[tuple[Tensor, None]]:
+        """The queries of the reads after `site`, up to the end of the block if blocks are longer than one sublayer."""
+        left = most if self.size == 1 else self.size - (site.index + 1) % self.size
+        readers = self.plan.readers[site.index + 1 :][: min(most, left)]
+        return [(self.part(reader).folded(), None) for reader in readers]
 
     def _how(self) -> How:
         return {"eps": self.eps, "heads": self.heads, "total": self.total}

@@ -12,6 +12,7 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.streams._bank import Ahead
 from residua.streams._parts import Part, Query, constant, group_names, group_size
 
 
@@ -23,6 +24,7 @@ class Deltas(NamedTuple):
     """The embedding, then the change made by every finished block."""
     partial: tuple[Tensor, ...] = ()
     """The change of the open block so far: none or one."""
+    ahead: Ahead = Ahead()
 
 
 class Gate(Part):
@@ -183,7 +185,7 @@ class Delta(Stream[Deltas]):
         part = self.part(site)
         if part is None:
             return Read(norm(s.h))
-        x, *v = (s.h + route.gate(s.h) * self._routed(route, s, site) for route in part)
+        x, *v = (s.h + route.gate(s.h) * self._routed(route, s, site, place) for place, route in enumerate(part))
         return Read(norm(x, x, *v) if v else norm(x))
 
     def write(self, s: Deltas, site: Site, read: Read, y: Tensor) -> Deltas:
@@ -191,7 +193,13 @@ class Delta(Stream[Deltas]):
             return self._write_released(s, site, y)
         change = s.partial[0] + y if s.partial else y
         closes = (site.index + 1) % self.size == 0
-        return Deltas(s.h + y, *(((*s.sources, change), ()) if closes else (s.sources, (change,))))
+        sources, partial, ahead = (
+            ((*s.sources, change), (), s.ahead.pushed(change)) if closes else (s.sources, (change,), s.ahead)
+        )
+        if not (self.centered or self.released):  # what a group cannot serve: a mean taken away, a null vector
+            used = len(self.part(site) or ())
+            ahead, sources = ahead.onward(sources, used, lambda most: self._coming(site, most), eps=self.eps)
+        return Deltas(s.h + y, sources, partial, ahead)
 
     def sources(self, site: Site) -> tuple[str, ...]:
         part = self.part(site)
@@ -210,11 +218,24 @@ class Delta(Stream[Deltas]):
         gates = [gates[0], gates[0], gates[1]] if len(gates) == 2 else gates
         return Routing(values, torch.stack(lanes), s.h, torch.stack([g.expand_as(s.h) for g in gates]))
 
-    def _routed(self, route: Route, s: Deltas, site: Site) -> Tensor:
+    def _routed(self, route: Route, s: Deltas, site: Site, place: int) -> Tensor:
         values = self._values(route, s, site)
         if route.query is None:
             return values[0]
-        return ops.attend(route.query.folded(), values, **self._how(route))
+        open_one = s.partial if self.include_partial else ()
+        finished = values[: len(values) - len(open_one)]
+        return s.ahead.attend(route.query.folded(), finished, open_one, place=place, **self._how(route))
+
+    def _coming(self, site: Site, most: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Queries and nulls of the reads after `site`: whole sites, and none past the end of a longer block."""
+        left = most if self.size == 1 else self.size - (site.index + 1) % self.size
+        reads: list[tuple[Tensor, Tensor | None]] = []
+        for reader in self.plan.sites[site.index + 1 :][:left]:
+            part = self.part(reader)
+            if len(reads) + len(part) > most:
+                break
+            reads += [(route.query.folded(), getattr(route.null, "logit", None)) for route in part]
+        return reads
 
     def _weights(self, route: Route, values: tuple[Tensor, ...]) -> Tensor:
         if route.query is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from residua.ops._backend import run
-from residua.ops.attend import reference
+from residua.ops._backend import choice, run
+from residua.ops.attend import cpu as _cpu  # noqa: F401  registers the kernel
+from residua.ops.attend import linear, reference
 
 
 def attend(
@@ -29,8 +30,11 @@ def attend(
     total:    weights are n * softmax: zero logits give the sum of the sources, not their mean.
     centered: weights are softmax - 1/n: zero logits give nothing.
     """
+    _refuse(sources)
+    # without a kernel memory must still be linear, which the definition is not
+    plain = reference.attend if choice() == "reference" else linear.attend
     return run(
-        "attend", sources[0], reference.attend, query, sources,
+        "attend", sources[0], plain, query, sources,
         eps=eps, null=null, heads=heads, total=total, centered=centered,
     )  # fmt: skip
 
@@ -46,4 +50,13 @@ def attend_weights(
     centered: bool = False,
 ) -> Float[Tensor, "n b t heads"]:
     """The weights that `attend` gives its sources, in the accumulation type."""
-    return reference.weights(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
+    _refuse(sources)
+    return run(
+        "attend_weights", sources[0], reference.weights, query, sources,
+        eps=eps, null=null, heads=heads, total=total, centered=centered,
+    )  # fmt: skip
+
+
+def _refuse(sources: tuple[Tensor, ...]) -> None:
+    if not sources:
+        raise ValueError("attend needs at least one source")

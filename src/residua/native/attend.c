@@ -1,0 +1,119 @@
+/* The depth read: x = sum_n a_n v_n, a = scale softmax_n(query . v_n / rms(v_n)) - centre, per token and head.
+ *
+ * A key is its value times one number per token, so no key is ever made; the backward pass computes the logits again. One more entry of the softmax, the carry, stands behind the sources: a logit
+ * alone is a null, and a logit with a value is a read over other sources that is merged into this one.
+ */
+#include "attend.h"
+
+#define KERNEL "attend_body.h"
+#include "variants.h"
+
+static const range_function stream_forward[] = VARIANTS(attend_stream);
+static const range_function stream_backward[] = VARIANTS(attend_stream_gradient);
+static const range_function one_forward[] = VARIANTS(attend_one);
+static const range_function many_forward[] = VARIANTS(attend_many);
+static const range_function one_backward[] = VARIANTS(attend_one_gradient);
+static const range_function many_backward[] = VARIANTS(attend_many_gradient);
+
+enum {
+    PAD = 8,              /* numbers in a vector of the narrowest accumulators */
+    TILE = 128 << 10,     /* bytes of a tile, well inside a second-level cache */
+    STREAMED = 16 << 20   /* bytes of gradients that leave the cache before anyone reads them */
+};
+
+static int64_t element_bytes(int type) {
+    return type == RESIDUA_FLOAT64 ? 8 : type == RESIDUA_FLOAT32 ? 4 : 2;
+}
+
+static int64_t at_most(int64_t value, int64_t limit) {
+    return value < limit ? value : limit;
+}
+
+/* Whether one pass over the sources serves: only then are they read as streams. */
+static int streams(const attend_read *read) {
+    return read->queries == 1 && read->heads == 1 && !read->centred && !read->weights;
+}
+
+/* Tokens of which `rows` rows fill a tile. */
+static int64_t tile_of(const attend_read *read, int64_t rows, int64_t element) {
+    int64_t tile = at_most(TILE / (rows * read->width * element), read->tokens);
+    return tile < 1 ? 1 : tile;
+}
+
+/* Ranges that the tokens are cut into, each with scratch of its own. */
+static int parts_of(const attend_read *read, int threads) {
+    int64_t parts = at_most(at_most(threads, 64), read->tokens);
+    return parts < 1 ? 1 : (int)parts;
+}
+
+/* x_k, one read a query; see attend_read. */
+EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
+                          int64_t queries, const void *const *source, const void *query, double eps, double scale,
+                          int centred, const void *carry_logit, int carry_steps, const void *carry_value,
+                          void *const *out, void *lse, void *weights) {
+    attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
+                        .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
+                        .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
+                        .out = out, .lse = lse, .weights = weights};
+    const int64_t wide = type == RESIDUA_FLOAT64 ? 8 : 4;
+    const int parts = parts_of(&read, threads);
+    read.stride = (sources + 1 + PAD - 1) / PAD * PAD;
+    read.tile = streams(&read) ? tile_of(&read, 1, wide) : tile_of(&read, sources + 1, element_bytes(type));
+    int64_t numbers = streams(&read) ? read.tile * (width + 2)
+                      : queries == 1 ? heads * read.tile * read.stride
+                                     : (1 + heads * queries) * read.stride;
+    read.scratch_bytes = (numbers * wide + 63) / 64 * 64;
+    read.scratch = malloc((size_t)(parts * read.scratch_bytes));
+    if (!read.scratch) {
+        return RESIDUA_NO_MEMORY;
+    }
+    const range_function *run = streams(&read) ? stream_forward : queries == 1 ? one_forward : many_forward;
+    residua_parallel(run[residua_variant(type)], &read, tokens, parts);
+    free(read.scratch);
+    return RESIDUA_OK;
+}
+
+/* The gradients of residua_attend from those of its reads. Given the read of a single query and its log-sum, was_read
+ * and lse, one pass serves and a carry's value is not needed. totals [queries, width + 1] takes each query's gradient
+ * and that of its null. */
+EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
+                                   int64_t queries, const void *const *source, const void *query, double eps,
+                                   double scale, int centred, const void *carry_logit, int carry_steps,
+                                   const void *carry_value, const void *was_read, void *lse,
+                                   const void *const *out_gradient, const void *lse_gradient,
+                                   const void *const *before, void *const *gradient, void *carry_gradient,
+                                   void *carry_logit_gradient, double *totals) {
+    attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
+                        .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
+                        .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
+                        .read = was_read, .lse = lse,
+                        .out_gradient = out_gradient, .lse_gradient = lse_gradient, .before = before,
+                        .gradient = gradient, .carry_gradient = carry_gradient,
+                        .carry_logit_gradient = carry_logit_gradient};
+    const int64_t wide = type == RESIDUA_FLOAT64 ? 8 : 4, each = queries * (width + 1);
+    const int streamed = was_read && lse && streams(&read); /* one pass needs both */
+    const int parts = parts_of(&read, threads);
+    read.stride = (sources + 1 + PAD - 1) / PAD * PAD;
+    read.tile = streamed ? tile_of(&read, 1, wide) : tile_of(&read, sources + 1, element_bytes(type));
+    read.streamed = tokens * width * sources * element_bytes(type) > STREAMED;
+    int64_t numbers = streamed ? read.tile * (width + 2) + 3 * width
+                      : queries == 1 ? (3 * heads + 2) * read.tile * read.stride + (read.tile + 2) * width
+                                     : (3 * heads * queries + 2) * read.stride + (2 * queries + 1) * width;
+    read.scratch_bytes = (numbers * wide + 63) / 64 * 64;
+    read.scratch = malloc((size_t)(parts * read.scratch_bytes));
+    read.totals = calloc((size_t)(parts * each), sizeof(double));
+    if (!read.scratch || !read.totals) {
+        free(read.scratch);
+        free(read.totals);
+        return RESIDUA_NO_MEMORY;
+    }
+    const range_function *run = streamed ? stream_backward : queries == 1 ? one_backward : many_backward;
+    residua_parallel(run[residua_variant(type)], &read, tokens, parts);
+    memcpy(totals, read.totals, (size_t)each * sizeof(double));
+    for (int64_t i = each; i < parts * each; i++) {
+        totals[i % each] += read.totals[i];
+    }
+    free(read.scratch);
+    free(read.totals);
+    return RESIDUA_OK;
+}

@@ -1,0 +1,43 @@
+/* One call of the depth read. Numbers are of the accumulation type A, rows [tokens, width] of the element type T. */
+#ifndef RESIDUA_ATTEND_H
+#define RESIDUA_ATTEND_H
+
+#include "kernels.h"
+
+enum { ATTEND_QUERIES = 32 }; /* the most that share a pass */
+
+typedef struct {
+    int64_t tokens, width, heads, sources, queries;
+    const void *const *source; /* [sources] rows, and behind them the carry's value if it has one */
+    const void *query;         /* [queries, width] */
+    double eps, scale;
+    int centred;
+    const void *carry_logit;         /* NULL; a null of each query [queries]; or [tokens, heads] if carry_steps */
+    int carry_steps;                 /* whether the carry differs from token to token */
+    const void *carry_value;         /* rows, or NULL */
+    const void *read;                /* the rows that the forward gave, for a backward pass in one pass */
+    void *const *out;                /* [queries] rows; NULL if only the weights are wanted */
+    void *lse, *weights; /* [queries, tokens, heads] and [sources, tokens, heads], or NULL; lse is read going back */
+    const void *const *out_gradient; /* [queries] rows */
+    const void *lse_gradient;        /* [queries, tokens, heads] or NULL; for several queries */
+    const void *const *before;       /* NULL, or [sources] rows to add to the gradients, each may be NULL; as lse */
+    void *const *gradient;           /* [sources] rows, each NULL if unwanted */
+    void *carry_gradient, *carry_logit_gradient; /* rows and [tokens, heads], or NULL */
+    double *totals;                              /* [parts, queries, width + 1], zeros */
+    int streamed;                                /* whether gradients are large enough to bypass the cache */
+    int64_t tile, stride, scratch_bytes;         /* tokens a tile; numbers from one row of logits to the next */
+    char *scratch;                               /* [parts, scratch_bytes] */
+} attend_read;
+
+/* How far ahead in its source a row is fetched: whole rows, 4 KiB or more. */
+INLINE int64_t attend_ahead(int64_t width, int64_t element) {
+    return (4096 / (width * element) + 1) * width;
+}
+
+INLINE void attend_prefetch(const void *p, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64) {
+        __builtin_prefetch((const char *)p + b);
+    }
+}
+
+#endif

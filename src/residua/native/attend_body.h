@@ -1,0 +1,266 @@
+/* The depth read for one element type and instruction set: what its two forms share.
+ *
+ * Steps take n numbers of a row, LANES or, at the end of a row, fewer: a constant but for the last step.
+ */
+#define NOINLINE static __attribute__((noinline)) /* saves compiling; a call is nothing beside a row */
+
+INLINE VEC FN(take)(const T *p, int64_t n) {
+#if defined(USE_AVX2) && defined(USE_BFLOAT16)
+    if (n == LANES) { /* one instruction, which GCC does not find for itself */
+        __m128i narrow;
+        memcpy(&narrow, p, sizeof narrow);
+        return (VEC)_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16);
+    }
+#endif
+    return n == LANES ? FN(load)(p) : FN(load_part)(p, n);
+}
+
+INLINE VEC FN(take_wide)(const A *p, int64_t n) {
+    return n == LANES ? FN(load_wide)(p) : FN(load_wide_part)(p, n);
+}
+
+INLINE void FN(give)(T *p, VEC x, int64_t n) {
+    if (n == LANES) {
+        FN(store)(p, x);
+    } else {
+        FN(store_part)(p, x, n);
+    }
+}
+
+INLINE void FN(give_wide)(A *p, VEC x, int64_t n) {
+    if (n == LANES) {
+        FN(store_wide)(p, x);
+    } else {
+        FN(store_wide_part)(p, x, n);
+    }
+}
+
+INLINE void FN(dots_step)(const int row_count, const T *const *rows, const int vector_count, const A *const *vectors,
+                          int64_t d, int64_t n, VEC sum[4][4], VEC *squares) {
+    VEC x[4];
+#pragma GCC unroll 4
+    for (int r = 0; r < row_count; r++) {
+        x[r] = FN(take)(rows[r] + d, n);
+        if (squares) {
+            squares[r] += x[r] * x[r];
+        }
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < vector_count; v++) {
+        VEC y = FN(take_wide)(vectors[v] + d, n);
+#pragma GCC unroll 4
+        for (int r = 0; r < row_count; r++) {
+            sum[r][v] += x[r] * y;
+        }
+    }
+}
+
+/* dot[r][v] = rows[r] . vectors[v], and square[r] += |rows[r]|^2 where asked for; the counts are constants. */
+INLINE void FN(dots)(const int row_count, const T *const *rows, const int vector_count, const A *const *vectors,
+                     int64_t width, A dot[][4], A *square) {
+    VEC sum[4][4] = {0}, squares[4] = {0};
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        FN(dots_step)(row_count, rows, vector_count, vectors, d, LANES, sum, square ? squares : NULL);
+    }
+    if (d < width) {
+        FN(dots_step)(row_count, rows, vector_count, vectors, d, width - d, sum, square ? squares : NULL);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < row_count; r++) {
+        if (square) {
+            square[r] += FN(sum)(squares[r]);
+        }
+#pragma GCC unroll 4
+        for (int v = 0; v < vector_count; v++) {
+            dot[r][v] = FN(sum)(sum[r][v]);
+        }
+    }
+}
+
+#if LANES == 8
+/* exp for x <= 0, to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
+INLINE VEC FN(exponential)(VEC x) {
+    typedef int32_t whole __attribute__((vector_size(32)));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
+    whole low = (whole)(x < -87.0f);
+    x = (VEC)((low & (whole)FN(splat)(-87.0f)) | (~low & (whole)x));
+    VEC shifted = x * 1.44269504f + magic;
+    VEC power = shifted - magic;
+    VEC r = x - power * 0.693359375f; /* ln 2 in two parts */
+    r = r + power * 2.12194440e-4f;
+    VEC p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    whole exponent = ((whole)shifted - 0x4b400000 + 127) << 23;
+    return p * (VEC)exponent;
+}
+#endif
+
+/* softmax of row[0..n) in place; its entries up to a multiple of LANES are scratch. Returns the log of the sum. */
+NOINLINE A FN(softmax)(A *row, int64_t n) {
+    A most = row[0], total = 0;
+    for (int64_t i = 1; i < n; i++) {
+        most = row[i] > most ? row[i] : most;
+    }
+#if LANES == 8
+    VEC totals = {0};
+    for (int64_t i = 0; i < n; i += LANES) {
+        FN(store_wide)(row + i, FN(exponential)(FN(load_wide)(row + i) - most));
+    }
+    for (int64_t i = n; i % LANES; i++) {
+        row[i] = 0;
+    }
+    for (int64_t i = 0; i < n; i += LANES) {
+        totals += FN(load_wide)(row + i);
+    }
+    total = FN(sum)(totals);
+#else
+    for (int64_t i = 0; i < n; i++) {
+        row[i] = exp(row[i] - most);
+        total += row[i];
+    }
+#endif
+    const A share = 1 / total;
+    for (int64_t i = 0; i < n; i++) {
+        row[i] *= share;
+    }
+    return most + (A)log((double)total);
+}
+
+/* The softmax of one (query, token, head), whose logits stand in row[0..sources). */
+INLINE A FN(routed)(const attend_read *read, A *row, int64_t query, int64_t token, int64_t head) {
+    int64_t count = read->sources;
+    if (read->carry_logit) {
+        const A *logit = read->carry_logit;
+        row[count++] = logit[read->carry_steps ? token * read->heads + head : query];
+    }
+    return FN(softmax)(row, count);
+}
+
+/* The weights from the softmax. A carry is scaled and never centred. */
+INLINE void FN(weighted)(const attend_read *read, A *row) {
+    const A scale = (A)read->scale, centre = read->centred ? 1 / (A)read->sources : 0;
+    if (read->scale != 1 || read->centred) {
+        for (int64_t i = 0; i < read->sources; i++) {
+            row[i] = scale * row[i] - centre;
+        }
+        row[read->sources] *= scale;
+    }
+}
+
+INLINE A FN(rms_inverse)(const attend_read *read, A square) {
+    return (A)1 / (A)sqrt((double)(square / (A)read->width + (A)read->eps));
+}
+
+INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *rows, int64_t count,
+                         const A *const *weights, T *const *out, int64_t at, int64_t d, int64_t n) {
+    VEC sum[4][8] = {0};
+    for (int64_t i = 0; i < count; i++) {
+        VEC x[8];
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            x[v] = FN(take)(rows[i] + at + d + v * LANES, n);
+        }
+#pragma GCC unroll 4
+        for (int k = 0; k < queries; k++) {
+            const VEC weight = FN(splat)(weights[k][i]);
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) {
+                sum[k][v] += weight * x[v];
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < queries; k++) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; v++) {
+            FN(give)(out[k] + at + d + v * LANES, sum[k][v], n);
+        }
+    }
+}
+
+/* out[k] = sum_i weights[k][i] rows[i], numbers at..at+width of each: for 1 or 4 queries. */
+INLINE void FN(mix)(const int queries, const T *const *rows, int64_t count, const A *const *weights, T *const *out,
+                    int64_t at, int64_t width) {
+    const int most = queries == 1 ? 8 : 2;
+    int64_t d = 0;
+    for (; d + most * LANES <= width; d += most * LANES) {
+        FN(mix_step)(queries, most, rows, count, weights, out, at, d, LANES);
+    }
+    for (; d + LANES <= width; d += LANES) {
+        FN(mix_step)(queries, 1, rows, count, weights, out, at, d, LANES);
+    }
+    if (d < width) {
+        FN(mix_step)(queries, 1, rows, count, weights, out, at, d, width - d);
+    }
+}
+
+NOINLINE void FN(mix_one)(const T *const *rows, int64_t count, const A *weights, T *out, int64_t at, int64_t width) {
+    FN(mix)(1, rows, count, &weights, &out, at, width);
+}
+
+/* The gradient of the logits of one (query, token, head) from dots[i] = out_gradient . value_i.
+ *
+ * row holds the softmax and becomes the weights; dots becomes d logit / rms; pull takes what acts along the value
+ * itself, through its norm. carried is out_gradient . carry value times the carry's share of the softmax. Returns the
+ * gradient of the carry's logit. */
+NOINLINE A FN(route_gradient)(const attend_read *read, A *row, const A *logit, A *dots, const A *inverse, A *pull,
+                              A carried, A lse_gradient) {
+    const A scale = (A)read->scale;
+    A mean = carried;
+    for (int64_t i = 0; i < read->sources; i++) {
+        mean += row[i] * dots[i];
+    }
+    A carry = 0;
+    if (read->carry_logit) {
+        const A share = row[read->sources];
+        carry = scale * (carried - share * mean) + share * lse_gradient;
+    }
+    for (int64_t i = 0; i < read->sources; i++) {
+        const A slope = row[i] * (scale * (dots[i] - mean) + lse_gradient) * inverse[i];
+        dots[i] = slope;
+        pull[i] -= slope * logit[i] * inverse[i] / (A)read->width;
+    }
+    FN(weighted)(read, row);
+    return carry;
+}
+
+
+/* Adds a tile's sums to those of the whole range: float32 would lose digits over many tokens. */
+INLINE void FN(settle)(double *total, A *tile, int64_t n) {
+    for (int64_t d = 0; d < n; d++) {
+        total[d] += tile[d];
+        tile[d] = 0;
+    }
+}
+
+INLINE void FN(copy_wide)(A *wide, const T *rows, int64_t count) {
+    int64_t d = 0;
+    for (; d + LANES <= count; d += LANES) {
+        FN(store_wide)(wide + d, FN(take)(rows + d, LANES));
+    }
+    if (d < count) {
+        FN(store_wide_part)(wide + d, FN(load_part)(rows + d, count - d), count - d);
+    }
+}
+
+/* Rows as numbers: themselves, or a wide copy in scratch. */
+INLINE const A *FN(wide_rows)(A *scratch, const T *rows, int64_t count) {
+#ifdef USE_BFLOAT16
+    FN(copy_wide)(scratch, rows, count);
+    return scratch;
+#else
+    (void)scratch, (void)count;
+    return rows;
+#endif
+}
+
+#include "attend_one.h"
+#include "attend_stream.h"
+#include "attend_many.h"
+
+#undef NOINLINE

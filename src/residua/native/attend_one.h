@@ -1,0 +1,224 @@
+/* One query, in two passes over a tile of tokens: several heads, centred weights, or the weights themselves. */
+
+/* dot[v] = row . vectors[v] for one or two vectors, and the square of the row, which is returned: one row at a time, so
+ * that the processor sees one stream, and several sums at a time, so that none waits for the other. */
+INLINE A FN(dots_of_row)(const int vectors, const int wide, const T *row, const A *first, const A *second, int64_t width,
+                         A *dot) {
+    VEC squares[4] = {0}, one[4] = {0}, two[4] = {0};
+    int64_t d = 0;
+    for (; d + wide * LANES <= width; d += wide * LANES) {
+#pragma GCC unroll 4
+        for (int v = 0; v < wide; v++) {
+            const VEC x = FN(take)(row + d + v * LANES, LANES);
+            squares[v] += x * x;
+            one[v] += x * FN(load_wide)(first + d + v * LANES);
+            if (vectors == 2) {
+                two[v] += x * FN(load_wide)(second + d + v * LANES);
+            }
+        }
+    }
+    for (; d < width; d += LANES) {
+        const int64_t n = width - d < LANES ? width - d : LANES;
+        const VEC x = FN(take)(row + d, n);
+        squares[0] += x * x;
+        one[0] += x * FN(take_wide)(first + d, n);
+        if (vectors == 2) {
+            two[0] += x * FN(take_wide)(second + d, n);
+        }
+    }
+    dot[0] = FN(sum)((one[0] + one[1]) + (one[2] + one[3]));
+    if (vectors == 2) {
+        dot[1] = FN(sum)((two[0] + two[1]) + (two[2] + two[3]));
+    }
+    return FN(sum)((squares[0] + squares[1]) + (squares[2] + squares[3]));
+}
+
+NOINLINE A FN(dot_and_square)(const T *row, const A *vector, int64_t width, A *dot) {
+    return FN(dots_of_row)(1, 4, row, vector, NULL, width, dot);
+}
+
+NOINLINE A FN(dots_and_square)(const T *row, const A *first, const A *second, int64_t width, A *dot) {
+    return FN(dots_of_row)(2, 4, row, first, second, width, dot);
+}
+
+static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
+    const attend_read *read = work;
+    const int64_t width = read->width, heads = read->heads, slice = width / heads;
+    const int64_t stride = read->stride, block = read->tile * stride;
+    const T *const *source = (const T *const *)read->source;
+    const A *query = read->query;
+    A *logits = (A *)(read->scratch + part * read->scratch_bytes); /* [heads, tile, stride] */
+    for (int64_t first = begin; first < end; first += read->tile) {
+        const int64_t count = end - first < read->tile ? end - first : read->tile;
+        for (int64_t i = 0; i < read->sources; i++) {
+            for (int64_t t = 0; t < count; t++) {
+                A square = 0, *place = logits + t * stride + i;
+                for (int64_t head = 0; head < heads; head++) {
+                    const T *row = source[i] + (first + t) * width + head * slice;
+                    square += FN(dot_and_square)(row, query + head * slice,
+                                                 slice, place + head * block);
+                }
+                const A inverse = FN(rms_inverse)(read, square);
+                for (int64_t head = 0; head < heads; head++) {
+                    place[head * block] *= inverse;
+                }
+            }
+        }
+        for (int64_t token = first; token < first + count; token++) {
+            for (int64_t head = 0; head < heads; head++) {
+                A *row = logits + head * block + (token - first) * stride;
+                const A sum = FN(routed)(read, row, 0, token, head);
+                FN(weighted)(read, row);
+                if (read->lse) {
+                    ((A *)read->lse)[token * heads + head] = sum;
+                }
+                for (int64_t i = 0; read->weights && i < read->sources; i++) {
+                    ((A *)read->weights)[(i * read->tokens + token) * heads + head] = row[i];
+                }
+                if (read->out) {
+                    FN(mix_one)(source, read->sources + (read->carry_value != NULL), row, read->out[0],
+                                token * width + head * slice, slice);
+                }
+            }
+        }
+    }
+}
+
+INLINE void FN(pull_pair_step)(const int rows, const int streamed, const T *const *value, const A *out_gradient,
+                          const A *query, const A *weight, const A *slope, const A *pull, T *const *gradient,
+                          A *query_gradient, int64_t d, int64_t n) {
+    const VEC g = FN(take_wide)(out_gradient + d, n), w = FN(take_wide)(query + d, n);
+    VEC sum = FN(take_wide)(query_gradient + d, n);
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+        const VEC x = FN(take)(value[r] + d, n);
+        const VEC y = weight[r] * g + (slope[r] * w + pull[r] * x);
+        sum += slope[r] * x;
+        if (streamed) {
+            FN(stream)(gradient[r] + d, y);
+        } else {
+            FN(give)(gradient[r] + d, y, n);
+        }
+    }
+    FN(give_wide)(query_gradient + d, sum, n);
+}
+
+/* gradient[r] = weight[r] out_gradient + slope[r] query + pull[r] value[r]; query_gradient += slope[r] value[r]. */
+INLINE void FN(pull_pair)(const int rows, const int streamed, const T *const *value, const A *out_gradient,
+                          const A *query, const A *weight, const A *slope, const A *pull, T *const *gradient,
+                          A *query_gradient, int64_t width) {
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        FN(pull_pair_step)(rows, streamed, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, d,
+                      LANES);
+    }
+    if (d < width) {
+        FN(pull_pair_step)(rows, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, d, width - d);
+    }
+}
+
+NOINLINE void FN(pull_2_streamed)(const T *const *value, const A *out_gradient, const A *query, const A *weight,
+                                  const A *slope, const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_pair)(2, 1, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
+}
+
+NOINLINE void FN(pull_2)(const T *const *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
+                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_pair)(2, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
+}
+
+NOINLINE void FN(pull_1)(const T *const *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
+                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_pair)(1, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
+}
+
+NOINLINE void FN(scale_row)(T *out, const A *row, A weight, int64_t width) {
+    int64_t d = 0;
+    for (; d + LANES <= width; d += LANES) {
+        FN(store)(out + d, weight * FN(load_wide)(row + d));
+    }
+    if (d < width) {
+        FN(store_part)(out + d, weight * FN(load_wide_part)(row + d, width - d), width - d);
+    }
+}
+
+static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int part) {
+    const attend_read *read = work;
+    const int64_t width = read->width, heads = read->heads, slice = width / heads, sources = read->sources;
+    const int64_t stride = read->stride, block = read->tile * stride;
+    const T *const *source = (const T *const *)read->source;
+    T *const *gradient = (T *const *)read->gradient;
+    const A *query = read->query;
+    A *logits = (A *)(read->scratch + part * read->scratch_bytes); /* [heads, tile, stride], as the two that follow */
+    A *rows = logits + heads * block, *dots = rows + heads * block;
+    A *inverse = dots + heads * block, *pull = inverse + block; /* [tile, stride] */
+    A *query_gradient = pull + block, *scratch = query_gradient + width;
+    T *unwanted = (T *)(scratch + read->tile * width);
+    double *totals = read->totals + part * (width + 1);
+    int streamed = read->streamed && slice % LANES == 0;
+    for (int64_t i = 0; i < sources; i++) {
+        streamed = streamed && gradient[i] && FN(can_stream)(gradient[i]);
+    }
+    memset(query_gradient, 0, (size_t)width * sizeof(A));
+    for (int64_t first = begin; first < end; first += read->tile) {
+        const int64_t count = end - first < read->tile ? end - first : read->tile;
+        const A *out_gradient =
+            FN(wide_rows)(scratch, (const T *)read->out_gradient[0] + first * width, count * width);
+        for (int64_t i = 0; i < sources; i++) {
+            for (int64_t t = 0; t < count; t++) {
+                const int64_t place = t * stride + i;
+                A square = 0, dot[2];
+                for (int64_t head = 0; head < heads; head++) {
+                    const T *row = source[i] + (first + t) * width + head * slice;
+                    square += FN(dots_and_square)(row, query + head * slice,
+                                                  out_gradient + t * width + head * slice, slice, dot);
+                    logits[head * block + place] = dot[0];
+                    dots[head * block + place] = dot[1];
+                }
+                inverse[place] = FN(rms_inverse)(read, square);
+                pull[place] = 0;
+                for (int64_t head = 0; head < heads; head++) {
+                    logits[head * block + place] *= inverse[place];
+                }
+            }
+        }
+        for (int64_t t = 0; t < count; t++) {
+            for (int64_t head = 0; head < heads; head++) {
+                const int64_t token = first + t, at = token * width + head * slice, place = head * block + t * stride;
+                const A *g = out_gradient + t * width + head * slice;
+                A *row = rows + place, *dot = dots + place, carried = 0;
+                memcpy(row, logits + place, (size_t)sources * sizeof(A));
+                FN(routed)(read, row, 0, token, head);
+                if (read->carry_value) {
+                    FN(dot_and_square)((const T *)read->carry_value + at, g, slice, &carried);
+                    carried *= row[sources];
+                }
+                const A carry = FN(route_gradient)(read, row, logits + place, dot, inverse + t * stride,
+                                                   pull + t * stride, carried, 0);
+                totals[width] += carry;
+                if (read->carry_value) {
+                    ((A *)read->carry_logit_gradient)[token * heads + head] = carry;
+                    FN(scale_row)((T *)read->carry_gradient + at, g, row[sources], slice);
+                }
+            }
+        }
+        for (int64_t i = 0; i < sources; i += 2) {
+            const int two = i + 1 < sources;
+            for (int64_t t = 0; t < count; t++) {
+                for (int64_t head = 0; head < heads; head++) {
+                    const int64_t at = (first + t) * width + head * slice, place = head * block + t * stride + i;
+                    const T *value[2] = {source[i] + at, source[i + two] + at};
+                    T *made[2] = {gradient[i] ? gradient[i] + at : unwanted,
+                                  gradient[i + two] ? gradient[i + two] + at : unwanted};
+                    (two ? streamed ? FN(pull_2_streamed) : FN(pull_2) : FN(pull_1))(
+                        value, out_gradient + t * width + head * slice, query + head * slice, rows + place, dots + place,
+                        pull + t * stride + i, made, query_gradient + head * slice, slice);
+                }
+            }
+        }
+        FN(settle)(totals, query_gradient, width);
+    }
+    if (streamed) {
+        FN(stream_end)();
+    }
+}

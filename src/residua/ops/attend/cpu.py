@@ -1,0 +1,204 @@
+"""The depth read by kernels in C: sources where they are, nothing of size n t d saved, one gradient a source.
+
+    attend   one query over its sources                          x
+    ahead    several queries that share one pass over sources    (x_k, lse_k), for reads that will have more sources
+    merge    one query over the sources that came since          x, from (x_k, lse_k) and those
+
+The forward keeps references to its inputs and to x (which a norm keeps anyway) and one number a token; the backward
+pass finds the logits again on its way through the sources. Gradients are returned and added up by autograd: nothing is
+remembered between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from residua.native import guard
+from residua.ops._backend import Unsupported, kernel
+from residua.ops.attend import native, operator, reference
+from residua.ops.attend.native import Carry, How
+from residua.ops.norm import accumulator
+
+CARRIED = (torch.float32, torch.float64)
+"""Types of sources whose reads can be carried: a bfloat16 read would be rounded once more on its way, and its log-sum
+would be a float32 tensor in a bfloat16 stream."""
+
+
+@kernel("attend", "cpu", "cpu")
+def attend(
+    query: Tensor,
+    sources: tuple[Tensor, ...],
+    *,
+    eps: float,
+    null: Tensor | None,
+    heads: int,
+    total: bool,
+    centered: bool,
+) -> Tensor:
+    """`reference.attend`."""
+    if _watched():
+        return operator.attend(query, sources, null, eps, heads, total, centered)
+    if guard.traced(query, *sources):
+        return reference.attend(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
+    native.serves(query, sources, null, heads)
+    how = How(eps, heads, len(sources) if total else 1, centered)
+    if torch.is_grad_enabled():
+        return _Attend.apply(how, query, null, *sources)
+    return native.read(how, query, sources, null).value
+
+
+@kernel("attend_weights", "cpu", "cpu")
+def attend_weights(
+    query: Tensor,
+    sources: tuple[Tensor, ...],
+    *,
+    eps: float,
+    null: Tensor | None,
+    heads: int,
+    total: bool,
+    centered: bool,
+) -> Tensor:
+    """`reference.weights`; where a gradient of the weights is wanted, by the reference itself."""
+    if guard.traced(query, *sources) or (
+        torch.is_grad_enabled() and any(one.requires_grad for one in (query, *sources))
+    ):
+        return reference.weights(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
+    native.serves(query, sources, null, heads)
+    how, like = How(eps, heads, len(sources) if total else 1, centered), sources[0]
+    found = torch.empty(len(sources), *like.shape[:-1], heads, dtype=accumulator(like.dtype))
+    native.forward(how, native.wide(query, like), native.dense(sources), null=native.wide(null, like), weights=found)
+    return found
+
+
+def ahead(
+    queries: Sequence[Tensor], sources: tuple[Tensor, ...], nulls: Sequence[Tensor] = (), *, eps: float, heads: int = 1
+) -> tuple[tuple[Carry, ...], tuple[Tensor, ...]]:
+    """What each query reads from the sources so far, for `merge`; and the sources, to be used from here on.
+
+    The gradients of reads that use the returned sources arrive here, and leave with this pass's own added.
+    """
+    for query in queries:
+        native.serves(query, sources, None, heads)
+    if sources[0].dtype not in CARRIED:
+        raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
+    if not 2 <= len(queries) <= native.MOST_QUERIES:
+        raise Unsupported(f"{len(queries)} queries at once; 2 to {native.MOST_QUERIES} can share a pass")
+    null = torch.cat(list(nulls)) if nulls else None
+    found = _Ahead.apply(How(eps, heads), torch.stack(list(queries)), null, *sources)
+    reads, sums, same = found[: len(queries)], found[len(queries)], found[len(queries) + 1 :]
+    return tuple(map(Carry, reads, sums.unbind())), same
+
+
+def merge(
+    carry: Carry, query: Tensor, sources: tuple[Tensor, ...], *, eps: float, heads: int = 1, scale: float = 1
+) -> Tensor:
+    """`scale` times the read over the carry's sources and these together."""
+    if not sources:
+        return carry.value if scale == 1 else carry.value * scale
+    native.serves(query, (carry.value, *sources), None, heads)
+    return _Merge.apply(How(eps, heads, scale), query, carry.value, carry.lse, *sources)
+
+
+def _watched() -> bool:
+    """Whether somebody follows torch's operations: a compiler, or a dispatch mode such as that of fake tensors."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, how: How, query: Tensor, null: Tensor | None, *sources: Tensor) -> Tensor:
+        was = native.read(how, query, sources, null)
+        ctx.how = how
+        ctx.save_for_backward(query, null, *was if how.one_pass(was.value.dtype) else (None, None), *sources)
+        return was.value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        query, null, value, lse, *sources = ctx.saved_tensors
+        how, wanted = ctx.how, ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph: second derivatives are the reference's
+
+            def again(query: Tensor, null: Tensor | None, *sources: Tensor) -> Tensor:
+                return reference.attend(
+                    query, sources, eps=how.eps, null=null, heads=how.heads, total=how.scale != 1, centered=how.centered
+                )
+
+            return None, *guard.differentiate(again, (query, null, *sources), wanted[1:], gradient)
+        was = None if value is None else Carry(value, lse)
+        of_query, of_null, made = native.gradients(how, query, sources, null, gradient, wanted[3:], was)
+        return None, of_query if wanted[1] else None, of_null if wanted[2] else None, *made
+
+
+class _Ahead(torch.autograd.Function):
+    """The reads, their log-sums [k ... heads], and the sources again."""
+
+    @staticmethod
+    def forward(ctx: Any, how: How, queries: Tensor, nulls: Tensor | None, *sources: Tensor) -> tuple[Tensor, ...]:
+        like = sources[0]
+        reads = tuple(torch.empty_like(like, memory_format=torch.contiguous_format) for _ in queries)
+        sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
+        native.forward(
+            how, native.wide(queries, like), native.dense(sources), reads, null=native.wide(nulls, like), lse=sums
+        )
+        ctx.how = how
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(queries, nulls, *sources)
+        return (*reads, sums, *sources)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+        queries, nulls, *sources = ctx.saved_tensors
+        count, wanted, like = len(queries), ctx.needs_input_grad, sources[0]
+        reads = [torch.zeros_like(like) if one is None else one for one in gradients[:count]]
+        sums, later = gradients[count], gradients[count + 1 :]
+        of_queries, of_nulls, made, _ = native.backward(
+            ctx.how,
+            native.wide(queries, like),
+            native.dense(sources),
+            native.dense(reads),
+            wanted[3:],
+            null=native.wide(nulls, like),
+            lse=None if sums is None else sums.contiguous(),
+            before=[None if one is None else one.contiguous() for one in later],
+        )
+        return (
+            None,
+            of_queries.to(queries.dtype) if wanted[1] else None,
+            of_nulls.to(nulls.dtype) if wanted[2] else None,
+            *made,
+        )
+
+
+class _Merge(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, how: How, query: Tensor, value: Tensor, lse: Tensor, *sources: Tensor) -> Tensor:
+        carry = Carry(*native.dense([value, lse]))
+        was = native.read(how, query, sources, None, carry)
+        ctx.how = how
+        # in one pass the carried value is found as what the sources do not explain of the read, and need not be kept
+        kept = was if how.one_pass(value.dtype) else (carry.value, None)
+        ctx.save_for_backward(query, carry.lse, *kept, *sources)
+        return was.value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+        query, lse, value, value_lse, *sources = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        of_query, _, made, of_carry = native.backward(
+            ctx.how,
+            native.wide(query, gradient),
+            native.dense(sources),
+            native.dense([gradient]),
+            wanted[4:],
+            carry=Carry(value, lse),
+            was=None if value_lse is None else Carry(value, value_lse),
+        )
+        assert of_carry is not None
+        return None, of_query[0].to(query.dtype) if wanted[1] else None, *of_carry, *made

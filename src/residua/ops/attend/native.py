@@ -1,0 +1,171 @@
+"""Calls of the depth read in C, on plain tensors and without autograd: `cpu` and `operator` wrap them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_double, c_int, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from residua.native import guard
+from residua.native.library import TYPES, check, entry, threads
+from residua.ops._backend import Unsupported
+from residua.ops.norm import accumulator
+
+MOST_QUERIES = 32
+"""ATTEND_QUERIES of attend.h."""
+
+_SHAPE = (c_int, c_int, *(c_int64,) * 5)
+_OPTIONS = (c_double, c_double, c_int, c_void_p, c_int, c_void_p)
+
+
+class How(NamedTuple):
+    """The options of a read. `scale` multiplies the softmax; `centered` then takes 1 / n away."""
+
+    eps: float
+    heads: int = 1
+    scale: float = 1
+    centered: bool = False
+
+    def one_pass(self, dtype: torch.dtype) -> bool:
+        """Whether the backward pass is given what was read, to go over the sources once and not twice.
+
+        sum_n a_n (dx . v_n) is dx . x then; with x rounded to bfloat16 that would be off by as much as it differs from
+        a single dx . v_n where sources are alike.
+        """
+        return self.heads == 1 and not self.centered and dtype != torch.bfloat16
+
+
+class Carry(NamedTuple):
+    """A read over other sources: one more entry of the softmax."""
+
+    value: Tensor
+    lse: Tensor
+    """The log of the sum of its softmax, [... heads] in the accumulation type."""
+
+
+def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads: int) -> None:
+    """Raise `Unsupported` for what the kernel cannot read: a wrong address would end the process, not the call."""
+    like = sources[0]
+    shape, dtype = like.shape, like.dtype
+    guard.require(like)
+    for source in sources:
+        if source.shape != shape or source.dtype is not dtype or not source.is_cpu:
+            raise Unsupported(f"sources unlike the first, which is {dtype} of shape {tuple(shape)} on the CPU")
+    if not shape or query.shape != shape[-1:] or not shape[-1] or shape[-1] % heads or not query.is_cpu:
+        raise Unsupported(f"a query of shape {tuple(query.shape)}, {heads} heads, and sources of {tuple(shape)}")
+    if null is not None and null.numel() != 1:
+        raise Unsupported(f"a null of shape {tuple(null.shape)}")
+
+
+def wide(tensor: Any, like: Tensor) -> Any:
+    """A query or null (or None) as the kernel takes it, for sources like `like`."""
+    return None if tensor is None else guard.dense(tensor.detach(), accumulator(like.dtype))
+
+
+def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Rows as the kernel takes them; copies only of those that lie otherwise."""
+    return [one if one.is_contiguous() else one.contiguous() for one in tensors]
+
+
+def forward(
+    how: How,
+    queries: Tensor,
+    sources: Sequence[Tensor],
+    out: Sequence[Tensor] | None = None,
+    *,
+    null: Tensor | None = None,
+    carry: Carry | None = None,
+    lse: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> None:
+    """Fill `out`, one read a query, and `lse` [k ... heads] and `weights` [n ... heads] where they are given.
+
+    queries: [k d] (or [d]) and null: [k], from `wide`; every other tensor from `dense` or new.
+    """
+    value, logit = (None, null) if carry is None else carry
+    rows = sources if value is None else (*sources, value)
+    run = entry("residua_attend", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, c_void_p, c_void_p, c_void_p)
+    check(
+        run(
+            *_shape(how, queries, rows[0], len(sources)), _addresses(rows), queries.data_ptr(),
+            how.eps, how.scale, how.centered, _address(logit), carry is not None, _address(value),
+            None if out is None else _addresses(out), _address(lse), _address(weights),
+        )
+    )  # fmt: skip
+
+
+def backward(
+    how: How,
+    queries: Tensor,
+    sources: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    wanted: Sequence[bool],
+    *,
+    null: Tensor | None = None,
+    carry: Carry | None = None,
+    was: Carry | None = None,
+    lse: Tensor | None = None,
+    before: Sequence[Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor | None], Carry | None]:
+    """Gradients of the queries [k d] and nulls [k] in float64, of each wanted source, and of the carry.
+
+    gradients: those of the reads; lse: those of the log-sums; before: what is added to each source's gradient, or None.
+    was:       the read and its log-sum, where `how.one_pass`; the carry's value is then not looked at.
+    """
+    value, logit = (None, null) if carry is None else carry
+    made = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
+    into = None if carry is None else Carry(torch.empty_like(gradients[0]), torch.empty_like(carry.lse))
+    totals = torch.empty(len(gradients), queries.shape[-1] + 1, dtype=torch.float64)
+    run = entry("residua_attend_gradient", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, *(c_void_p,) * 9)
+    check(
+        run(
+            *_shape(how, queries, gradients[0], len(sources)), _addresses(sources), queries.data_ptr(),
+            how.eps, how.scale, how.centered, _address(logit), carry is not None, _address(value),
+            *((None, None) if was is None else (was.value.data_ptr(), was.lse.data_ptr())),
+            _addresses(gradients), _address(lse), None if before is None else _addresses(before), _addresses(made),
+            *((None, None) if into is None else (into.value.data_ptr(), into.lse.data_ptr())), totals.data_ptr(),
+        )
+    )  # fmt: skip
+    return totals[:, :-1], totals[:, -1], made, into
+
+
+def read(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None, carry: Carry | None = None) -> Carry:
+    """One query's read and its log-sum."""
+    like = sources[0]
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
+    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like), carry=carry, lse=lse)
+    return Carry(out, lse)
+
+
+def gradients(
+    how: How,
+    query: Tensor,
+    sources: Sequence[Tensor],
+    null: Tensor | None,
+    gradient: Tensor,
+    wanted: Sequence[bool],
+    was: Carry | None = None,
+) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
+    """The gradients of `read`: query, null, sources."""
+    queries, nulls, made, _ = backward(
+        how, wide(query, gradient), dense(sources), dense([gradient]), wanted, null=wide(null, gradient), was=was
+    )
+    return queries[0].to(query.dtype), None if null is None else nulls.reshape(null.shape).to(null.dtype), made
+
+
+def _shape(how: How, queries: Tensor, like: Tensor, sources: int) -> tuple[int, ...]:
+    width, numbers = queries.shape[-1], like.numel()
+    count = queries.numel() // width
+    return TYPES[like.dtype], threads(numbers * sources * count), numbers // width, width, how.heads, sources, count
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _addresses(tensors: Sequence[Tensor | None]) -> Any:
+    return (c_void_p * len(tensors))(*[None if one is None else one.data_ptr() for one in tensors])

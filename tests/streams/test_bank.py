@@ -1,0 +1,52 @@
+"""Two-phase reads change nothing but the time: designs with groups of any size give the network of single reads."""
+
+import pytest
+import torch
+
+from residua.streams import _bank
+from residua.testing import LAWS, Case, assert_close, ids, specs
+
+SPECS = [spec for name in ("attnres", "delta") for spec in specs(name)]
+KEPT = ("pure", "state_is_tensors", "checkpointing", "cut_anywhere", "weights_reproduce_the_read", "causal", "decode")
+
+
+def run(case):
+    model = case.model()  # in float64: the ops are held to their float32 rows by their own tests
+    logits = model(ids())
+    logits.square().mean().backward()
+    return logits, {name: one.grad for name, one in model.named_parameters()}
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """Groups, however few the tokens."""
+    monkeypatch.setattr(_bank, "LEAST", 0)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("group", [2, 3, 8])
+def test_bank_groups_give_the_network_of_single_reads(spec, group, monkeypatch):
+    logits, gradients = run(Case(spec))
+    monkeypatch.setattr(_bank, "LEAST", 0)
+    monkeypatch.setattr(_bank, "GROUP", group)
+    grouped, found = run(Case(spec))
+    assert_close(grouped, logits, "logits")
+    for name, gradient in gradients.items():
+        assert_close(found[name], gradient, name, gradient=True)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("law", KEPT)
+def test_bank_groups_obey_the_law(law, spec, always):
+    LAWS[law](Case(spec))
+
+
+@pytest.mark.parametrize(("spec", "groups"), [("attnres", True), ("delta", True), ("delta:blocks=2", True),
+                                              ("attnres:window=1", False), ("delta:centered=true", False)])  # fmt: skip
+def test_bank_groups_run_where_they_can(spec, groups, always, monkeypatch):
+    """The state carries reads ahead for the designs that a group can serve, and nothing for the others."""
+    model, seen = Case(spec).model(dtype=torch.float32), []
+    write = model.stream.write
+    monkeypatch.setattr(model.stream, "write", lambda *args: seen.append(write(*args)) or seen[-1])
+    model(ids())
+    assert any(state.ahead.reads for state in seen) == groups
