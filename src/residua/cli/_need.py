@@ -1,0 +1,12 @@
+"""A command whose extra is missing says which to install, in one line, before it does anything."""
+
+from __future__ import annotations
+
+import importlib.util
+
+
+def need(extra: str, *modules: str) -> None:
+    """Raise unless every module of an extra can be imported."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(f"this command needs {', '.join(missing)}: pip install 'residua[{extra}]'")

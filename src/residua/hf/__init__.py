@@ -1,0 +1,1 @@
+"""Conversion of Hugging Face checkpoints. Nothing here imports transformers before it is used."""

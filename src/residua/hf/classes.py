@@ -1,0 +1,110 @@
+"""Classes of converted models, made from Hugging Face's own: `ResiduaLlamaForCausalLM`, `ResiduaLlamaConfig`, ...
+
+    config    the base's, with `stream` (the design), `layout` and `identity`; model_type is "residua_" + the base's
+    model     the base's, whose backbone has a `stream`; HF keys stay, new ones lie under `stream` and `inserted`
+
+They are made when they are first asked for, and Auto classes learn of the models when a config is first made.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
+from transformers.core_model_loading import WeightRenaming
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
+
+from residua.hf.anatomy import PREFIX
+from residua.hf.converted import Converted
+from residua.hf.forward import OnStreamBackbone, Tap, positional
+
+AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
+"""The Auto classes through which a converted model can be loaded."""
+
+KEPT_IN_FLOAT32 = r"(?:^|\.)stream\."
+"""Routing parameters stay in float32 when a model is loaded in half precision: their steps are small beside them."""
+
+
+class ConvertedConfig:
+    """Mixed into the base's config; making one tells the Auto classes of the models that take it."""
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        base: Any = super()
+        base.__post_init__(**kwargs)
+        made: Any = type(self)
+        register_models(made)
+
+
+@cache
+def config_class(base_type: str) -> Any:
+    """The config class of converted models of one architecture."""
+    base = CONFIG_MAPPING[base_type]
+    body = {
+        "model_type": PREFIX + base_type,
+        "stream": None,
+        "layout": None,
+        "identity": None,
+        "__annotations__": {"stream": "dict | None", "layout": "str | None", "identity": "dict | None"},
+    }
+    made = named(f"Residua{base.__name__}", (ConvertedConfig, base), body)
+    AutoConfig.register(PREFIX + base_type, made, exist_ok=True)
+    conversions = get_checkpoint_conversion_mapping(base_type)
+    if conversions is not None:  # how a checkpoint's tensors become parameters, such as experts that are stacked
+        # without plain renamings, which serve old names: as patterns (".mlp.") they would catch ours too ("l0_mlp.")
+        kept = [each for each in conversions if not isinstance(each, WeightRenaming)]
+        register_checkpoint_conversion_mapping(PREFIX + base_type, kept, overwrite=True)
+    return made
+
+
+@cache
+def register_models(config: Any) -> None:
+    """Let the Auto classes build the models of a converted config."""
+    base = CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)]
+    for auto in AUTO:
+        model = auto._model_mapping.get(base, None)
+        model = model[0] if isinstance(model, tuple | list) else model
+        if model is not None:
+            auto.register(config, model_class(model), exist_ok=True)
+
+
+def auto_names(model: Any) -> dict[str, str]:
+    """The Auto classes that build a model, and the names of what they build."""
+    made, config = type(model), type(model.config)
+    found = {auto.__name__: made.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is made}
+    return {"AutoConfig": config.__name__, **found}
+
+
+@cache
+def model_class(base: Any) -> Any:
+    """The converted form of a Hugging Face model class: a backbone, or a backbone with a head."""
+    base_type = base.config_class.model_type
+    recorded = dict(base._can_record_outputs or {})
+    if "hidden_states" in recorded:
+        recorded["hidden_states"] = OutputRecorder(Tap, capture_initial_hidden_state=False)
+    unsplit = list(base._no_split_modules or ())
+    body = {
+        "config_class": config_class(base_type),
+        "__annotations__": {"config": config_class(base_type)},
+        "__doc__": f"`{base.__name__}` on a residual stream of residua.",
+        "_can_record_outputs": recorded,
+        "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
+        "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
+    }
+    bases: tuple[Any, ...] = (Converted, base)
+    if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
+        body["after_input"] = positional(base.forward)
+        bases = (Converted, OnStreamBackbone, base)
+    made = named(f"Residua{base.__name__}", bases, body)
+    _CAN_RECORD_REGISTRY[str(made)] = recorded  # filled by the constructor, which a model converted alive has behind it
+    return made
+
+
+def named(name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
+    """A class that can be found in this module by its name."""
+    made = type(name, bases, {**body, "__module__": __name__})
+    setattr(sys.modules[__name__], name, made)
+    return made

@@ -1,0 +1,155 @@
+"""convert(model_or_name, "delta:blocks=4"): a Hugging Face decoder on another residual stream, with the same function.
+
+The weights stay, under their names; the design's parameters are added under `stream` and start so that no logit
+moves. That is checked before the model is handed back: a conversion that changes the model raises and saves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from residua.hf.anatomy import PREFIX, anatomy_of, probe
+from residua.hf.defaults import Entry, entry
+from residua.spec import Spec
+
+
+def convert(
+    model: Any,
+    design: Spec,
+    *,
+    layout: str | None = None,
+    tokenizer: Any = None,
+    dtype: Any = "auto",
+    revision: str | None = None,
+    check: bool = True,
+    seed: int = 0,
+    say: Callable[[str], None] | None = print,
+) -> Any:
+    """The model on the residual stream of `design`, with the same logits.
+
+    model:      a transformers model, which is changed and returned; or a directory or hub name to load.
+    layout:     the model's own sublayers with others inserted, as in "swa:window=16,attn,mlp".
+    tokenizer:  makes the text of the identity check; found beside a directory by itself.
+    dtype:      of a model that is loaded; "auto" is the checkpoint's own.
+    check:      False leaves the identity check out: for models too large to run here.
+    seed:       of the queries that start at random.
+    say:        is told the options that were filled in and the result of the check; None for nobody.
+    """
+    from residua.hf.card import licence_of
+    from residua.hf.insert import insert
+    from residua.hf.storage import load_base, load_tokenizer
+
+    if isinstance(model, str | Path):
+        source = str(model)
+        model = load_base(source, dtype=dtype, revision=revision)
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
+        model.config.license = licence_of(Path(source))
+    config = model.config
+    if str(config.model_type).startswith(PREFIX):
+        raise ValueError(
+            f"this model is converted already, to {config.stream['name']}; convert the base it was made from"
+        )
+    anatomy = anatomy_of(config)
+    refuse(model)
+    probe(model.base_model, anatomy)
+    plan = anatomy.plan(config, layout)
+    with torch.device("meta"):  # a trial that allocates nothing: the model is not touched before all of this is right
+        stream, expected = entry(design, plan)
+        insert(config, anatomy.slots(layout), plan.block(0), stream)
+    say = say or (lambda line: None)
+    say(f"{config.model_type} -> {stream.spec}" + (f", layout {layout}" if layout else ""))
+    if not check:
+        _install(model, stream.config, layout, None, seed)
+        say("identity: not checked")
+        return model
+    return _checked(model, stream.config, layout, tokenizer, expected, seed, say)
+
+
+def refuse(model: Any) -> None:
+    """What cannot be converted though its architecture could."""
+    quantised = getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None)
+    if quantised is not None:
+        raise ValueError(
+            "this model is quantised: its identity cannot be checked in float32, and its weights cannot be trained; "
+            "convert the full-precision model and quantise the result"
+        )
+    if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
+        raise ValueError("convert a model that lies on one device, save it, and load it with a device_map")
+
+
+def _checked(
+    model: Any, config: Any, layout: str | None, tokenizer: Any, expected: Entry, seed: int, say: Callable[[str], None]
+) -> Any:
+    from residua.hf.identity import answers, batches, compare, in_float32
+    from residua.hf.insert import Inserted
+    from residua.hf.install import remove
+
+    ids, base, dtype = batches(model, tokenizer), model.config, model.dtype
+    classes = model.__class__, model.base_model.__class__
+    with in_float32(model):
+        before = answers(model, ids)
+        _install(model, config, layout, None, seed)
+        report = compare(model, before, ids, expected)
+    for module in model.modules():
+        if isinstance(module, Inserted):
+            module.to(dtype)
+    gaps = ", ".join(f"{name} {gap:.2g}" for name, gap in report["batches"].items())
+    line = f"identity: max |logit difference| / rms {report['max_gap']:.2g}, bound {report['bound']:.2g} ({gaps})"
+    if not report["same"]:
+        remove(model, classes)
+        _reconfigure(model, model.config, base)
+        raise ValueError(
+            f"{line}: not the base network any more, so nothing is kept. The norms of this model may not forget the "
+            "scale of the stream, or their eps may show; use a design with a zero gate, such as delta"
+        )
+    say(line)
+    model.config.identity = report
+    return model
+
+
+def _install(model: Any, stream: Any, layout: str | None, identity: Any, seed: int) -> None:
+    """Give a live model its converted config and classes, and start its stream."""
+    from residua.hf.classes import config_class, model_class
+    from residua.hf.install import install
+
+    base, backbone = model.config, model.base_model
+    made = config_class(base.model_type)
+    values = {key: value for key, value in base.to_dict().items() if key not in ("model_type", "transformers_version")}
+    config = made.from_dict({**values, "stream": dict(stream), "layout": layout, "identity": identity})
+    config._attn_implementation = base._attn_implementation
+    config._experts_implementation = base._experts_implementation
+    config._name_or_path = base._name_or_path
+    config.base = _public(str(base._name_or_path or ""))
+    made_of: Any = type(model)
+    model.__class__ = model_class(made_of)
+    _reconfigure(model, base, config)
+    model.__dict__.pop("_weight_conversions", None)  # of the base's checkpoint; saving finds those of the new type
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        install(model)
+        backbone.stream.reset(torch.Generator(backbone.device).manual_seed(seed))
+    _collect(model)
+
+
+def _reconfigure(model: Any, old: Any, new: Any) -> None:
+    """Give every module that has a config the new one."""
+    for module in model.modules():
+        if getattr(module, "config", None) is old:
+            module.config = new
+
+
+def _public(name: str) -> str:
+    """A hub name as it is; of a directory its own name alone, for a model is shown to others."""
+    return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
+
+
+def _collect(model: Any) -> None:
+    """What `post_init` gathers from the classes, for classes that came later."""
+    for module in {id(each): each for each in (model.base_model, model)}.values():
+        module._no_split_modules = {*module._no_split_modules, *type(module)._no_split_modules}
+        kept = type(module)._keep_in_fp32_modules_strict
+        module._keep_in_fp32_modules_strict = {*(module._keep_in_fp32_modules_strict or ()), *kept}

@@ -1,0 +1,100 @@
+"""What every converted model adds to its base: it builds its stream, starts it, and saves what loads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from residua.hf.forward import MASK
+from residua.hf.insert import Inserted
+from residua.hf.install import OF_STREAM, install
+from residua.hf.storage import SHIM, check_loaded, write_beside, write_card
+
+
+class Converted:
+    """Mixed into a model class of Hugging Face, before it."""
+
+    config: Any
+    base_model: Any
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        base: Any = super()
+        base.__init__(config, *args, **kwargs)
+        install(self)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
+        if kwargs.get("use_safetensors") is False:
+            raise ValueError("converted models are loaded from safetensors alone; leave out use_safetensors=False")
+        base: Any = super()
+        model, info = base.from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
+        check_loaded(model, info)
+        return (model, info) if output_loading_info else model
+
+    def _init_weights(self, module: nn.Module) -> None:
+        base: Any = super()
+        if isinstance(module, Inserted):
+            module.start(self.config.initializer_range)
+        elif getattr(module, OF_STREAM, False):
+            _start(module)
+        else:
+            base._init_weights(module)
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
+        """As in transformers, without reentrant checkpoints."""
+        given = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
+        if given["use_reentrant"]:
+            raise ValueError(
+                "use_reentrant=True cannot see the tensors inside a stream's state and would lose their gradients; "
+                "use gradient_checkpointing_kwargs={'use_reentrant': False}, the default"
+            )
+        base: Any = super()
+        base.gradient_checkpointing_enable(given, **kwargs)
+
+    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
+        base: Any = super()
+        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        mask = kwargs.get("attention_mask")
+        if self.base_model.remembers and mask is not None and mask.ndim == 2:
+            # A static cache is handed masks of its own shape, from which padding cannot be told.
+            tokens = inputs.get("input_ids")
+            tokens = inputs["inputs_embeds"] if tokens is None else tokens
+            inputs[MASK] = mask[:, -tokens.shape[1] :]
+        return inputs
+
+    def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
+        # What a memory keeps is replaced at every token, which the CUDA graphs of an automatic compilation cannot hold.
+        base: Any = super()
+        return not self.base_model.remembers and base._valid_auto_compile_criteria(*args, **kwargs)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
+        from residua.hf.classes import auto_names
+
+        self.config.auto_map = {auto: f"{SHIM}.{made}" for auto, made in auto_names(self).items()}
+        base: Any = super()
+        base.save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_beside(self, save_directory)
+
+    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+        write_card(self, working_dir)  # a push puts its own template over the card
+        base: Any = super()
+        return base._upload_modified_files(working_dir, *args, **kwargs)
+
+
+@torch.no_grad()
+def _start(part: Any) -> None:
+    """Put the parameters of a site at their start, but for those that a checkpoint has filled already."""
+    filled = {
+        name: parameter.clone()
+        for name, parameter in part.named_parameters(recurse=False)
+        if getattr(parameter, "_is_hf_initialized", False)
+    }
+    part.reset_parameters()
+    for name, value in filled.items():
+        getattr(part, name).copy_(value)

@@ -1,0 +1,168 @@
+"""The forward of a converted model: Hugging Face's own loop, whose `hidden_states` is the stream's state.
+
+    hidden_states = layer(hidden_states, ...)      the layer reads and writes the state; the loop never looks inside
+    hidden_states = norm(hidden_states)            the final norm is the head's read
+
+Layers and the final norm keep their modules, and so their keys: only their classes are swapped for subclasses that
+walk the parts of `anatomy.py`. The stream is a module of the backbone, and its parameters lie under `stream`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from residua.hf.anatomy import Anatomy, Part
+from residua.hf.cache import memory_of
+from residua.hf.lanes import LaneHooks
+from residua.hf.placing import placed
+from residua.plan import Site
+from residua.stream import Read, Stream
+
+MASK = "token_mask"
+"""The keyword that carries which tokens are no padding to every layer."""
+
+
+class Tap(nn.Module):
+    """x -> x: where Hugging Face records a hidden state."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of what may follow the first argument of a forward without a keyword."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [name for name, each in inspect.signature(forward).parameters.items() if each.kind in kinds]
+    return tuple(names[2:])  # self, and the first argument
+
+
+class Owner:
+    """A way back to the backbone, whose stream may be wrapped or replaced (as peft does), that is no submodule."""
+
+    def __init__(self, backbone: Any) -> None:
+        self.backbone = backbone
+
+
+class OnStreamLayer:
+    """state -> state: the parts of one decoder layer, and what was inserted between them, on the stream."""
+
+    anatomy: Anatomy
+    sites: tuple[Site, ...]
+    tap: Tap
+    inserted: nn.ModuleDict
+    lanes: LaneHooks | None
+    owner: Owner
+    after_state: tuple[str, ...]
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        kwargs.update(zip(self.after_state, args, strict=False))
+        backbone = self.owner.backbone
+        stream, mask = backbone.stream, kwargs.pop(MASK, None)
+        cache = kwargs.get(self.anatomy.cache)
+        kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
+        state = placed(self, stream, self.sites, hidden_states)
+        if not self.sites[0].index:
+            state = stream.open(unpadded(state, mask), past=None if kept is None else kept.past)
+        parts = iter(self.anatomy.parts)
+        for site in self.sites:
+            answer: Callable[..., Tensor]
+            if site.name in self.inserted:
+                inserted: Any = self.inserted[site.name]
+                norm, answer = inserted.norm, partial(inserted, mask=mask, kept=kept)
+            else:
+                part = next(parts)
+                norm, answer = self._norm(part), self._part(part, kwargs)
+            read, raw = self._read(stream, state, site, norm)
+            y = answer(*read.lanes)
+            if self.anatomy.parallel and site.name not in self.inserted:
+                for other in parts:
+                    y = self._part(other, kwargs)(*self._norm(other)(raw)) + y
+            state = stream.write(state, site, read, unpadded(y, mask))
+        if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
+            kept.advance(stream.past(state), y.shape[1], mask)
+        return state
+
+    def _read(self, stream: Stream[Any], state: Any, site: Site, norm: Callable[..., Any]) -> tuple[Read, Tensor]:
+        """The read of a site, and its first lane before the norm."""
+        raw: list[Tensor] = []
+
+        def tapped(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+            first = self.tap(first) if site.first else first
+            raw.append(first)
+            return norm(first, *others)
+
+        read = stream.read(state, site, tapped)
+        return read, raw[0]
+
+    def _norm(self, part: Part) -> Callable[..., tuple[Tensor, ...]]:
+        norm = getattr(self, part.norm) if part.norm else None
+        return lambda *lanes: lanes if norm is None else tuple(norm(lane) for lane in lanes)
+
+    def _part(self, part: Part, kwargs: dict[str, Any]) -> Callable[..., Tensor]:
+        sublayer, post = getattr(self, part.sublayer), getattr(self, part.post) if part.post else None
+        scale = getattr(self, self.anatomy.scale) if self.anatomy.scale else None
+
+        def answer(*lanes: Tensor) -> Tensor:
+            if len(lanes) > 1:
+                assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
+                if not torch.compiler.is_compiling():
+                    self.lanes.attach(sublayer)
+            x = lanes[0] if len(lanes) == 1 else torch.cat(lanes, -1)
+            y = sublayer(x, **kwargs) if part.kind == "attn" else sublayer(x)
+            y = y[0] if isinstance(y, tuple) else y
+            y = y if post is None else post(y)
+            return y if scale is None else y * scale
+
+        return answer
+
+
+class OnStreamNorm:
+    """state -> the head's read, normalised: the final norm of a converted backbone."""
+
+    owner: Owner
+    tap: Tap
+
+    def forward(self, hidden_states: Any) -> Tensor:
+        stream = self.owner.backbone.stream
+        normalise = super().forward  # type: ignore[misc]
+        state = placed(self, stream, (stream.plan.head,), hidden_states)
+        (x,) = stream.read(state, stream.plan.head, lambda lane: (normalise(self.tap(lane)),)).lanes
+        return x
+
+
+class OnStreamBackbone:
+    """Embedding, layers and final norm of the base; beside them, the stream."""
+
+    stream: Stream[Any]
+    remembers: bool
+    """Whether decoding needs more than keys and values: the design mixes tokens, or a sublayer was inserted."""
+    config: Any
+    after_input: tuple[str, ...]
+
+    def forward(self, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs.update(zip(self.after_input, args, strict=False))
+        if self.remembers and kwargs.get(MASK) is None:
+            mask = kwargs.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.ndim == 2:
+                tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+                kwargs[MASK] = mask[:, -tokens.shape[1] :]
+        chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
+        if isinstance(chosen, bool) or not chosen:
+            return super().forward(input_ids, **kwargs)  # type: ignore[misc]
+        # Chosen layers are counted by their outputs, and the taps stand at the inputs: the output of layer i is
+        # what tap i + 1 sees.
+        kwargs["output_hidden_states"] = {each + 1 for each in chosen}
+        output = super().forward(input_ids, **kwargs)  # type: ignore[misc]
+        output.hidden_states = output.hidden_states[1:]
+        return output
+
+
+def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros where a token is padding: a stream that mixes tokens then sees there what it sees before a sequence."""
+    return x if mask is None else x * mask[..., None].to(x.dtype)

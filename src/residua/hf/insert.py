@@ -1,0 +1,153 @@
+"""Sublayers that a conversion inserts, ShortSWA, ShortConv and Canon, which start as nothing:
+
+    swa     y = O softmax(q k' / sqrt(e)) v over the last `window` tokens, O = 0 at the start
+    canon   y_t = sum_s taps_s x_{t-s}, taps = 0 at the start;     conv   y = silu of the same
+
+The model is still the base, and they learn from there. They are those of `residua.model`, with the caches and the left
+padding of Hugging Face: what they keep between tokens lies in the memory of `hf/cache.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+
+from residua import ops
+from residua.hf.anatomy import KEPT
+from residua.hf.cache import Kept, Recent
+from residua.options import check_options
+from residua.plan import Site, Slot
+from residua.stream import Stream
+
+ROPE_BASE = 10_000.0
+EPS = 1e-6
+
+
+class Inserted(nn.Module, ABC):
+    """norm(*lanes), then y = forward(*lanes, mask, kept); the keyword-only arguments are its options in a layout."""
+
+    def __init__(self, config: Any, site: Site) -> None:
+        super().__init__()
+        self.site = site.name
+        self.gain = nn.Parameter(torch.ones(config.hidden_size))
+
+    def norm(self, *lanes: Tensor) -> tuple[Tensor, ...]:
+        """x / rms(x) * gain, for every lane alike."""
+        return tuple(F.rms_norm(x, x.shape[-1:], self.gain, EPS) for x in lanes)
+
+    @abstractmethod
+    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
+        """What is written: `mask` is False at padding, `kept` what earlier tokens left."""
+
+    @abstractmethod
+    def writer(self) -> Tensor:
+        """The parameter that makes its output, which starts at zero."""
+
+    @torch.no_grad()
+    def start(self, std: float) -> None:
+        """Every parameter at its start, but for those that a checkpoint has filled."""
+        init.ones_(self.gain)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                init.normal_(module.weight, std=std)
+        init.zeros_(self.writer())
+
+
+class InsertedSWA(Inserted):
+    """Attention over the last `window` tokens, or with mode=local over those so far of the current block of them."""
+
+    def __init__(
+        self, config: Any, site: Site, *, window: int = 16, mode: Literal["sliding", "local"] = "sliding"
+    ) -> None:
+        super().__init__(config, site)
+        if window < 1:
+            raise ValueError(f"{site.name}: window={window} must be at least 1: it counts the current token")
+        self.window, self.mode, self.heads = window, mode, config.num_attention_heads
+        width, head_width = config.hidden_size, config.hidden_size // config.num_attention_heads
+        shared = (getattr(config, "num_key_value_heads", None) or self.heads) * head_width
+        self.q = nn.Linear(width, self.heads * head_width, bias=False)
+        self.k, self.v = (nn.Linear(width, shared, bias=False) for _ in range(2))
+        self.o = nn.Linear(self.heads * head_width, width, bias=False)
+
+    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
+        x, key, value = lanes if len(lanes) == 3 else lanes * 3
+        real = torch.ones(x.shape[:2], dtype=torch.long, device=x.device) if mask is None else mask.long()
+        seen = 0 if kept is None else kept.seen
+        before = seen[:, None] if isinstance(seen, Tensor) else seen
+        queries = torch.where(real > 0, before + real.cumsum(1) - 1, -1)  # the place among the row's own tokens
+        k, v, keys = self.k(key), self.v(value), queries
+        if kept is not None:
+            k, v, keys = kept.slot(self.site, lambda: Recent(self.window)).extended(k, v, keys)
+        y = ops.window_attend(
+            self.q(x), k, v, window=self.window, mode=self.mode, axis=1, heads=self.heads,
+            queries=queries, keys=keys, rotary=ROPE_BASE,
+        )  # fmt: skip
+        return self.o(y)
+
+    def writer(self) -> Tensor:
+        return self.o.weight
+
+
+class InsertedCanon(Inserted):
+    """A linear causal convolution per channel."""
+
+    def __init__(self, config: Any, site: Site, *, kernel: int = 4) -> None:
+        super().__init__(config, site)
+        if kernel < 1:
+            raise ValueError(f"{site.name}: kernel={kernel} must be at least 1: it counts the current token")
+        self.taps = nn.Parameter(torch.zeros(kernel, config.hidden_size))
+
+    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
+        (x,) = lanes
+        if mask is not None:
+            x = x * mask[..., None].to(x.dtype)  # padding must not leak into the tokens after it
+        recent = (
+            Recent(len(self.taps) - 1) if kept is None else kept.slot(self.site, lambda: Recent(len(self.taps) - 1))
+        )
+        blank = x.new_zeros(x.shape[0], len(self.taps) - 1, x.shape[2])
+        (before,) = recent.held or (blank,)
+        recent.held = (ops.conv_tail(x, before),)
+        return self.activate(ops.shortconv(x, before, self.taps.to(x.dtype)))
+
+    def activate(self, y: Tensor) -> Tensor:
+        """Canon is linear."""
+        return y
+
+    def writer(self) -> Tensor:
+        return self.taps
+
+
+class InsertedConv(InsertedCanon):
+    """The same, through silu."""
+
+    def activate(self, y: Tensor) -> Tensor:
+        return F.silu(y)
+
+
+KINDS: dict[str, Any] = {"swa": InsertedSWA, "canon": InsertedCanon, "conv": InsertedConv}
+
+
+def insert(config: Any, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream: Stream[Any]) -> nn.ModuleDict:
+    """The sublayers that one layer has beside its own, by the names of their sites."""
+    made = nn.ModuleDict()
+    for site, slot in zip(sites, slots, strict=True):
+        if site.kind in KEPT:
+            continue
+        if stream.reads_direction and stream.starts != "standard":
+            raise ValueError(
+                f"{stream.spec} writes along the direction of a sublayer's output, and {site.name} starts at zero, "
+                "which has none; use start=standard"
+            )
+        try:
+            check_options(KINDS[slot.kind], slot.options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"layout item {slot}: {error}") from None
+        sublayer = KINDS[slot.kind](config, site, **slot.options)
+        sublayer.start(config.initializer_range)
+        made[site.name] = sublayer
+    return made

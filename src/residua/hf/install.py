@@ -1,0 +1,87 @@
+"""install(model): the backbone gets its stream, as its config says, and its layers and final norm are put on it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from transformers.utils.output_capturing import install_output_capuring_hook
+
+from residua.hf.anatomy import anatomy_of, probe
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Owner, Tap, positional
+from residua.hf.insert import insert
+from residua.hf.lanes import LaneHooks
+from residua.registry import build
+from residua.stream import Stream
+
+OF_STREAM = "_of_stream"
+"""Marks modules whose parameters start as the design says, not as Hugging Face would have them."""
+
+
+def install(model: Any) -> None:
+    """Put a model whose config has a `stream` on it; a model that is on one already stays as it is."""
+    from residua.hf.classes import model_class  # which are made of what is here
+
+    backbone = model.base_model
+    if isinstance(getattr(backbone, "stream", None), Stream):
+        return
+    config = backbone.config
+    anatomy = anatomy_of(config)
+    probe(backbone, anatomy)
+    plan = anatomy.plan(config, config.layout)
+    stream, slots = build(config.stream, plan), anatomy.slots(config.layout)
+    layers, norm = getattr(backbone, anatomy.layers), getattr(backbone, anatomy.norm)
+    dtype = next((each.dtype for each in norm.parameters()), torch.float32)
+    if not isinstance(backbone, OnStreamBackbone):
+        backbone.__class__ = model_class(backbone.__class__)
+    _forget_recorders(backbone)
+    owner = Owner(backbone)
+    for layer, sites in zip(layers, map(plan.block, range(plan.depth)), strict=True):
+        layer.__class__ = _on_stream(layer.__class__, OnStreamLayer)
+        layer.anatomy, layer.sites, layer.tap, layer.owner = anatomy, sites, Tap(), owner
+        layer.inserted = insert(config, slots, sites, stream).to(backbone.device, dtype)
+        layer.lanes = None
+        if any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
+            layer.lanes = LaneHooks(getattr(layer, anatomy.parts[0].sublayer), anatomy, config)
+    norm.__class__ = _on_stream(norm.__class__, OnStreamNorm)
+    norm.tap, norm.owner = Tap(), owner
+    for part in stream.modules():
+        if part is not stream and hasattr(part, "reset_parameters"):
+            setattr(part, OF_STREAM, True)
+    backbone.stream = stream.to(device=backbone.device, dtype=torch.float32)
+    backbone.remembers = stream.mixes_tokens or len(slots) > len(anatomy.kinds())
+
+
+def remove(model: Any, classes: tuple[Any, Any]) -> None:
+    """Undo `install` on a live model whose classes were these, its own and its backbone's."""
+    backbone = model.base_model
+    anatomy = anatomy_of(backbone.config)
+    norm = getattr(backbone, anatomy.norm)
+    for layer in getattr(backbone, anatomy.layers):
+        if layer.lanes is not None:
+            layer.lanes.detach()
+        for name in ("anatomy", "sites", "tap", "owner", "inserted", "lanes"):
+            delattr(layer, name)
+        layer.__class__ = layer.__class__.__bases__[1]
+    del norm.tap, norm.owner, backbone.stream, backbone.remembers
+    norm.__class__ = norm.__class__.__bases__[1]
+    model.__class__, backbone.__class__ = classes
+
+
+def _forget_recorders(backbone: Any) -> None:
+    """Take off the hooks of an earlier `output_hidden_states`, which would record the state; they come back at taps."""
+    for module in backbone.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if getattr(hook, "__qualname__", "").startswith(install_output_capuring_hook.__name__):
+                del module._forward_hooks[key]
+    backbone._output_capturing_hooks_installed = False
+
+
+@cache
+def _on_stream(base: Any, mixin: Any) -> Any:
+    """The class of a layer or a final norm, with the mixin before it."""
+    from residua.hf.classes import named
+
+    body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
+    return named(f"Residua{base.__name__}", (mixin, base), body)

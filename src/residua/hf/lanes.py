@@ -1,0 +1,69 @@
+"""q, k and v from inputs of their own: the lanes ride side by side through an attention that expects one input.
+
+The attention is handed torch.cat((q, k, v), -1); hooks on its projections give each its lane. A fused projection
+takes the three lanes as three batches, and from each of its answers the lane's own third is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from residua.hf.anatomy import Anatomy, Fused
+
+
+class LaneHooks:
+    """The hooks on the projections of one attention, put on again where a projection was replaced (as peft does)."""
+
+    def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Any) -> None:
+        self.projections, self.width = anatomy.projections, int(config.hidden_size)
+        if isinstance(self.projections, Fused):
+            self.sizes, self.groups = self.projections.sizes(config), self.projections.groups(config)
+        self.hooked: dict[str, nn.Module] = {}
+        self.handles: dict[str, list[Any]] = {}
+        self.attach(attention)
+
+    def attach(self, attention: nn.Module) -> None:
+        """Make sure that the hooks are on the modules that will be called."""
+        names = (self.projections.name,) if isinstance(self.projections, Fused) else self.projections
+        for lane, name in enumerate(names):
+            module = getattr(attention, name)
+            if self.hooked.get(name) is module:
+                continue
+            for handle in self.handles.get(name, ()):
+                handle.remove()
+            self.hooked[name] = module
+            if isinstance(self.projections, Fused):
+                self.handles[name] = [
+                    module.register_forward_pre_hook(self.lanes_as_batches),
+                    module.register_forward_hook(self.own_thirds),
+                ]
+            else:
+                self.handles[name] = [module.register_forward_pre_hook(OwnLane(lane, self.width))]
+
+    def detach(self) -> None:
+        """Take all hooks off."""
+        for handle in (each for handles in self.handles.values() for each in handles):
+            handle.remove()
+        self.hooked, self.handles = {}, {}
+
+    def lanes_as_batches(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """[b, t, 3 d] as [3 b, t, d]."""
+        return (torch.cat(args[0].split(self.width, -1)), *args[1:])
+
+    def own_thirds(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """From the answers to q, k and v, the parts that are q, k and v."""
+        answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
+        return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
+
+
+class OwnLane:
+    """A pre-hook that leaves one lane of the three."""
+
+    def __init__(self, lane: int, width: int) -> None:
+        self.lane, self.width = lane, width
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (args[0].split(self.width, -1)[self.lane], *args[1:])

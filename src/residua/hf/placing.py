@@ -1,0 +1,46 @@
+"""A model spread over devices: the state follows the layers, and a site's parameters lie where its layer is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from residua.plan import Site
+from residua.stream import Stream
+
+
+def placed(module: Any, stream: Stream[Any], sites: tuple[Site, ...], state: Any) -> Any:
+    """The state on the device of a module that accelerate has placed; elsewhere the state itself.
+
+    The verbs of a stream are no `forward`, so accelerate's hooks never see them: the parameters of these sites are
+    moved here, once.
+    """
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    if device is None:
+        return state
+    device = torch.device(device)  # a number is one of the machine's accelerators
+    if module.__dict__.get("settled") != (device, id(stream)):
+        settle(stream, sites, device)
+        module.__dict__["settled"] = (device, id(stream))
+    return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
+
+
+def settle(stream: Stream[Any], sites: tuple[Site, ...], device: torch.device) -> None:
+    """Move the parameters of some sites to a device; what all sites share must be there already."""
+    own = {id(each) for part in stream.at.values() for each in part.parameters()}
+    for name, parameter in stream.named_parameters():
+        if parameter.device.type == "meta":
+            raise ValueError(f"stream.{name} is offloaded; place `stream` on a device in the device_map, it is small")
+        if id(parameter) not in own and parameter.device != device:
+            raise ValueError(
+                f"{stream.spec} shares stream.{name} between all layers, which lie on several devices; "
+                "put the model on one device, or choose options without shared parameters"
+            )
+    for site in sites:
+        part = stream.part(site)
+        if part is not None and any(each.device != device for each in part.parameters()):
+            part.to(device)
