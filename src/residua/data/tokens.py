@@ -59,7 +59,7 @@ class Tokens:
 
 def prepare(
     corpus: str = "pydoc",
-    tokenizer: str = "bytes",
+    tokenizer: str | Tokenizer = "bytes",
     *,
     cache: Path | None = None,
     progress: Say | None = None,
@@ -67,21 +67,25 @@ def prepare(
     """The tokens of a corpus: made now, or taken from the cache and checked.
 
     corpus     pydoc, pycode, dir:PATH, file:GLOB or hf:NAME
-    tokenizer  bytes, bpe:VOCAB (trained on the train side) or hf:DIR (a folder with a tokenizer.json)
+    tokenizer  bytes, bpe:VOCAB (trained on the train side), hf:DIR (a folder with a tokenizer.json), or one made
     cache      the folder to keep what was made; `residua.cache.cache_root()` if not given
     progress   gets one line at a time; without it, only trouble is told, as a warning
     """
     say, warn = (progress, progress) if progress else (_silent, _warn)
     root = cache or cache_root()
     where = source(corpus)
-    make = choose(tokenizer)
+    make = choose(tokenizer) if isinstance(tokenizer, str) else None
     texts = read_corpus(where, root, say, warn)
     say(f"corpus {corpus}: {where.origin}; licence: {texts.record['licence']}")
-    pieces = _tokenizer(tokenizer, make, texts, root, say, warn)
+    if isinstance(tokenizer, str):
+        assert make is not None
+        pieces = _tokenizer(tokenizer, make, texts, root, say, warn)
+    else:
+        pieces = tokenizer
     fingerprint = _hash([texts.content, pieces.hash, FORMAT, _versions(texts, pieces)])
     entry = fetch(root / "tokens" / f"{fingerprint[:32]}.safetensors", lambda: _encode(texts, pieces, say), warn)
     if not entry.record["exact"]:
-        warn(f"tokenizer {tokenizer} does not give every text back as it was: its bits per byte flatter it")
+        warn(f"tokenizer {pieces.name} does not give every text back as it was: its bits per byte flatter it")
     return Tokens(
         train=entry.arrays["train"],
         valid=entry.arrays["valid"],

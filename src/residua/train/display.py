@@ -78,11 +78,11 @@ class Display:
     def _valid(self, event: Event) -> None:
         bits = f"{event['bits_per_byte']:.4f}"
         if self._bar is not None:
-            self._show(event["step"], valid=bits)
+            self._show(event["step"], valid=bits + _routing(event))
         else:
             self._say(
                 f"step {event['step']}/{self._steps}  valid loss {event['loss']:.4f}  "
-                f"perplexity {event['perplexity']:.2f}  bits/byte {bits}  passes {event['passes']:.2f}"
+                f"perplexity {event['perplexity']:.2f}  bits/byte {bits}  passes {event['passes']:.2f}{_routing(event)}"
             )
 
     def _saved(self, event: Event) -> None:
@@ -93,6 +93,14 @@ class Display:
         self._shown |= numbers
         text = "loss {loss}  valid {valid} bits/byte  {speed} tokens/s".format(**self._shown)
         self._bar.update(self._task, completed=step, numbers=text)
+
+
+def _routing(event: Event) -> str:
+    """What a validation saw of the routing, where the run looks at it."""
+    seen = event.get("routing", {}).get("network", {})
+    if seen.get("max_weight") is None:
+        return ""
+    return f"  max weight {seen['max_weight']:.3f}  entropy {seen['normalised_entropy']:.3f}"
 
 
 def _bar(console: Any) -> Any:

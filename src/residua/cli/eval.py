@@ -1,0 +1,77 @@
+"""`residua eval`: bits per byte of a corpus, and harness tasks, for a run of ours or a Hugging Face directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def command(
+    model: Path = typer.Argument(..., help="A run of train or finetune, or the directory of a Hugging Face model."),
+    corpus: str = typer.Option("pydoc", help="pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."),
+    context: int = typer.Option(256, help="Tokens per window."),
+    windows: int = typer.Option(0, help="Windows, evenly spaced; 0 takes the whole validation split."),
+    batch: int = typer.Option(8, help="Windows per forward pass."),
+    task: list[str] = typer.Option(
+        [], "--task", "-t", help="A harness task; repeat it. residua_cloze, _bits, _copy need no hub."
+    ),
+    count: int = typer.Option(64, help="Documents in each residua_* task."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Measure a model's loss on a corpus and its answers to tasks of the evaluation harness."""
+    if batch < 1 or count < 4 or windows < 0:
+        raise ValueError("batch must be at least 1, count at least 4 and windows not negative")
+    if task:
+        from residua.cli._need import need
+
+        need("eval", "lm_eval")
+    from residua.data import prepare
+    from residua.evaluate import corpus_loss, open_model
+
+    opened = open_model(model)
+    tokens = prepare(corpus, opened.tokenizer, progress=_say)
+    found: dict[str, Any] = {"model": str(model), "design": opened.design, "corpus": corpus}
+    with _progress() as advance:
+        found["loss"] = corpus_loss(opened, tokens, context=context, windows=windows, batch=batch, progress=advance)
+    if task:
+        from residua.evaluate.harness import evaluate
+
+        found["tasks"] = evaluate(opened, task, tokens, count=count)
+    typer.echo(json.dumps(found, indent=2)) if as_json else _show(found)
+
+
+def _show(found: dict[str, Any]) -> None:
+    loss = found["loss"]
+    typer.echo(
+        f"{found['design']} on {found['corpus']}: loss {loss['loss']:.4f}, perplexity {loss['perplexity']:.2f}, "
+        f"{loss['bits_per_byte']:.4f} bits/byte ({loss['windows']} windows of {loss['context']} tokens)"
+    )
+    for name, metrics in found.get("tasks", {}).items():
+        shown = [f"{key} {value:.4f}" for key, value in metrics.items() if not key.endswith("_stderr")]
+        typer.echo(f"{name}: {', '.join(shown)}")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def _progress() -> Any:
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    @contextmanager
+    def shown() -> Any:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield None
+            return
+        with Progress(console=console, transient=True) as progress:
+            bar = progress.add_task("evaluating", total=None)
+            yield lambda done, total: progress.update(bar, completed=done, total=total)
+
+    return shown()
