@@ -1,4 +1,4 @@
-"""collect(out): the data of every plot, from the run directories of a comparison or of one run.
+"""collect(out): the data of every plot, from the run directories of a comparison, of one run, or of several.
 
 Plain dicts, lists and numbers that go through JSON unchanged; the plots and the report are drawn from these and from
 nothing else. Series are keyed by their folder name (slug) in the order of the plan. Over the seeds of a series stand
@@ -11,6 +11,8 @@ about seeds that were not run. Numbers are rounded to six digits; None stands fo
     curves    slug -> tokens, cpu_seconds (mean), loss and bits_per_byte (mean, low, high), of the validations
     routing   slug -> sites, sources, weights [site][source] or None where a site cannot read a source, signed
     depth     slug -> sites, position, deep, and one list for each of `OF_A_READ`, `OF_A_SITE` and the source count
+    sources   slug -> sites, and how alike the sources of each are: cosine (mean over pairs), effective_rank
+    beta      slug -> sites, and what DDL's gate does there: regimes (share of each), edges and counts of a histogram
     quality   slug -> bits_per_byte (mean, low, high), tokens_per_cpu_second, and over the baseline: speed, memory
 """
 
@@ -19,13 +21,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from residua.compare.execute import PLAN, is_done
-from residua.compare.plan import ComparePlan, Size, Variant
+from residua.compare.plan import ComparePlan
 from residua.compare.worker import ROUTING
 from residua.diagnose.record import in_deep_third
 from residua.plan import Plan
@@ -43,9 +45,10 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class _Seed:
+class Seed:
     """What one finished run left behind."""
 
+    number: int
     folder: Path
     result: Record
     validations: Sequence[Record]
@@ -53,7 +56,7 @@ class _Seed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Series:
+class Series:
     """The finished seeds of one variant."""
 
     label: str
@@ -61,16 +64,17 @@ class _Series:
     baseline: str
     """The slug of what it is compared with."""
     planned: int
-    seeds: Sequence[_Seed]
+    seeds: Sequence[Seed]
 
 
-def collect(out: Path | str) -> dict[str, Any]:
-    """The data of every plot of a directory that `residua compare` or `residua train` wrote."""
-    out = Path(out)
-    planned = _comparison(out) if (out / PLAN).exists() else [_single(out)]
+def collect(*outs: Path | str) -> dict[str, Any]:
+    """The data of every plot of a directory that `residua compare` or `residua train` wrote, or of several of train."""
+    return assemble(read(*outs))
+
+
+def assemble(planned: Sequence[Series]) -> dict[str, Any]:
+    """The data of every plot, of series that `read` found."""
     series = {each.slug: each for each in planned if each.seeds}
-    if not series:
-        raise ValueError(f"{out} holds no finished run; run the same command again to finish it")
     baseline = planned[0].baseline
     return {
         "labels": {slug: each.label for slug, each in series.items()},
@@ -80,49 +84,90 @@ def collect(out: Path | str) -> dict[str, Any]:
         "band": BAND,
         "notes": _notes(planned),
         "curves": {slug: _curve(each) for slug, each in series.items()},
-        "routing": {slug: found for slug, each in series.items() if (found := _routing(each)) is not None},
-        "depth": {slug: found for slug, each in series.items() if (found := _depth(each)) is not None},
+        **of_records(series),
         "quality": {slug: _quality(each, series.get(each.baseline)) for slug, each in series.items()},
     }
 
 
-def _comparison(out: Path) -> list[_Series]:
+def of_records(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
+    """The sections that come from the routing records of the seeds alone."""
+    parts = {"routing": _routing, "depth": _depth, "sources": _sources, "beta": _beta}
+    return {
+        name: {slug: found for slug, each in series.items() if (found := part(each)) is not None}
+        for name, part in parts.items()
+    }
+
+
+def read(*outs: Path | str) -> list[Series]:
+    """The series of a comparison, or of one or several runs; at least one has a finished seed."""
+    folders = [Path(out) for out in outs]
+    if len(folders) == 1 and (folders[0] / PLAN).exists():
+        planned = _comparison(folders[0])
+    else:
+        planned = _alone(folders)
+    if not any(each.seeds for each in planned):
+        named = ", ".join(map(str, folders))
+        raise ValueError(f"{named} holds no finished run; run the same command again to finish it")
+    return planned
+
+
+def _comparison(out: Path) -> list[Series]:
     plan = ComparePlan.from_json(read_json(out / PLAN))
-    folders: dict[str, list[Path]] = {}
+    folders: dict[str, list[tuple[Path, int]]] = {}
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
-        folders.setdefault(run.variant.slug, []).append(out / run.folder)
+        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
     return [
-        _Series(
+        Series(
             variant.label,
             variant.slug,
             plan.baseline_of(variant).slug,
             len(folders[variant.slug]),
-            [_read(folder) for folder in folders[variant.slug] if is_done(folder)],
+            [_read(folder, seed) for folder, seed in folders[variant.slug] if is_done(folder)],
         )
         for variant in plan.variants()
     ]
 
 
-def _single(out: Path) -> _Series:
-    if not (out / "config.json").exists():
-        raise ValueError(
-            f"{out} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
+def _alone(folders: Sequence[Path]) -> list[Series]:
+    """Runs that no plan ties together: those whose configs differ by the seed alone are one series."""
+    groups: dict[str, list[tuple[Path, TrainConfig]]] = {}
+    for folder in folders:
+        if (folder / PLAN).exists():
+            raise ValueError(f"{folder} is a comparison; give it alone, or give directories of runs")
+        if not (folder / "config.json").exists():
+            raise ValueError(
+                f"{folder} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
+            )
+        config = TrainConfig.from_json(read_json(folder / "config.json"))
+        groups.setdefault(replace(config, seed=0).digest, []).append((folder, config))
+    designs = [members[0][1].design for members in groups.values()]
+    labels = [
+        config.design if designs.count(config.design) == 1 else f"{config.design} | {folder.name}"
+        for (folder, config), *_ in groups.values()
+    ]
+    slugs = [slug_of(label) for label in labels]
+    slugs = [slug if slugs.count(slug) == 1 else f"{slug}-{place}" for place, slug in enumerate(slugs)]
+    return [
+        Series(
+            label,
+            slug,
+            slugs[0],
+            len(members),
+            [_read(folder, config.seed) for folder, config in members if (folder / "result.json").exists()],
         )
-    config = TrainConfig.from_json(read_json(out / "config.json"))
-    size = Size(width=config.width, depth=config.depth, heads=config.heads, kv_heads=config.kv_heads)
-    slug = Variant(config.design, config.layout, size, config.design).slug
-    return _Series(config.design, slug, slug, 1, [_read(out)] if (out / "result.json").exists() else [])
+        for label, slug, members in zip(labels, slugs, groups.values(), strict=True)
+    ]
 
 
-def _read(folder: Path) -> _Seed:
+def _read(folder: Path, seed: int) -> Seed:
     validations = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "valid"]
     if not validations:
         raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
     routing = read_json(folder / ROUTING) if (folder / ROUTING).exists() else None
-    return _Seed(folder, read_json(folder / "result.json"), validations, routing)
+    return Seed(seed, folder, read_json(folder / "result.json"), validations, routing)
 
 
-def _notes(planned: Sequence[_Series]) -> list[str]:
+def _notes(planned: Sequence[Series]) -> list[str]:
     said = [
         f"{each.label}: {len(each.seeds)} of {each.planned} seeds so far."
         for each in planned
@@ -136,7 +181,7 @@ def _notes(planned: Sequence[_Series]) -> list[str]:
     return said
 
 
-def _curve(series: _Series) -> dict[str, Any]:
+def _curve(series: Series) -> dict[str, Any]:
     by_tokens = [{line["tokens"]: line for line in seed.validations} for seed in series.seeds]
     tokens = sorted(set.intersection(*(set(lines) for lines in by_tokens)))
     if not tokens:
@@ -153,7 +198,7 @@ def _curve(series: _Series) -> dict[str, Any]:
     }
 
 
-def _routing(series: _Series) -> dict[str, Any] | None:
+def _routing(series: Series) -> dict[str, Any] | None:
     """The mean weights of the sites that mix; None for a design, or a run, without any."""
     records = _records(series)
     if records is None:
@@ -178,7 +223,7 @@ def _routing(series: _Series) -> dict[str, Any] | None:
     }
 
 
-def _depth(series: _Series) -> dict[str, Any] | None:
+def _depth(series: Series) -> dict[str, Any] | None:
     """Every site's numbers in reading order; None for a run whose routing was not looked at."""
     records = _records(series)
     if records is None:
@@ -196,8 +241,51 @@ def _depth(series: _Series) -> dict[str, Any] | None:
     }
 
 
-def _quality(series: _Series, baseline: _Series | None) -> dict[str, Any]:
-    def over(read: Callable[[_Series], float | None]) -> float | None:
+def _sources(series: Series) -> dict[str, Any] | None:
+    """How alike the sources of a site are; None where no record compared them."""
+    records = _records(series)
+    if records is None:
+        return None
+
+    def cosine(site: Record) -> float | None:
+        matrix, n = site.get("routing", {}).get("cosine"), len(site["sources"])
+        if matrix is None or n < 2:
+            return None
+        pairs = [matrix[i][j] for i in range(n) for j in range(i)]
+        return None if None in pairs else fmean(pairs)
+
+    found = {
+        "cosine": _means([cosine(site) for site in each["sites"]] for each in records),
+        "effective_rank": _means([_of_a_read(site, "effective_rank") for site in each["sites"]] for each in records),
+    }
+    if all(value is None for values in found.values() for value in values):
+        return None
+    return {"sites": [site["site"] for site in records[0]["sites"]], **found}
+
+
+def _beta(series: Series) -> dict[str, Any] | None:
+    """The gate of DDL at the sites that have one; None for the other designs."""
+    records = _records(series)
+    gated = [site["site"] for site in records[0]["sites"] if "beta" in site] if records else []
+    if not records or not gated:
+        return None
+    seeds = [[site["beta"] for site in each["sites"] if site["site"] in gated] for each in records]
+    return {
+        "sites": gated,
+        "regimes": {
+            name: _means([beta["regimes"][name] for beta in betas] for betas in seeds)
+            for name in seeds[0][0]["regimes"]
+        },
+        "edges": seeds[0][0]["edges"],
+        "counts": [
+            [sum(counts) for counts in zip(*(betas[place]["counts"] for betas in seeds), strict=True)]
+            for place in range(len(gated))
+        ],
+    }
+
+
+def _quality(series: Series, baseline: Series | None) -> dict[str, Any]:
+    def over(read: Callable[[Series], float | None]) -> float | None:
         own, base = read(series), None if baseline is None else read(baseline)
         return None if own is None or not base else rounded(own / base)
 
@@ -212,7 +300,7 @@ def _quality(series: _Series, baseline: _Series | None) -> dict[str, Any]:
     }
 
 
-def _speed(series: _Series) -> float | None:
+def _speed(series: Series) -> float | None:
     """Tokens per processor second, the mean over seeds, as in the table; None where a clock did not move."""
     spent = [(seed.result["tokens"], seed.result["time"]["cpu_seconds"]) for seed in series.seeds]
     return fmean(tokens / seconds for tokens, seconds in spent) if all(seconds for _, seconds in spent) else None
@@ -221,7 +309,7 @@ def _speed(series: _Series) -> float | None:
 _STRANGER = "they are not of one plan: delete the odd one and run the comparison again"
 
 
-def _records(series: _Series) -> list[Record] | None:
+def _records(series: Series) -> list[Record] | None:
     """The routing of every seed, all of one shape; None where it was not looked at."""
     records = [seed.routing for seed in series.seeds if seed.routing is not None]
     if len(records) < len(series.seeds):
@@ -234,7 +322,12 @@ def _records(series: _Series) -> list[Record] | None:
 
 
 def _of_a_read(site: Record, key: str) -> float | None:
-    return site["routing"][key] if "routing" in site and len(site["sources"]) > 1 else None
+    return site["routing"].get(key) if "routing" in site and len(site["sources"]) > 1 else None
+
+
+def slug_of(label: str) -> str:
+    """A label as a key, and as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-") or "run"
 
 
 def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> list[str]:

@@ -30,6 +30,7 @@ def command(
     jobs: int = typer.Option(1, "--jobs", "-j", help="Runs at a time."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and stop."),
     force: bool = typer.Option(False, "--force", help="Put runs of different corpora in one table."),
+    report: bool = typer.Option(True, help="Write report.html, the page of the comparison."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Train designs side by side and compare them fairly: same recipe, own rates, seeds and error bars."""
@@ -61,11 +62,18 @@ def command(
     except KeyboardInterrupt:
         typer.echo("residua: interrupted; every run has saved, and the same command goes on from there", err=True)
         raise typer.Exit(130) from None
+    page = None
+    if report:
+        from residua.report import write
+
+        page = write(out)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
     show(results)
     typer.echo(f"written: {out}/results.json, results.csv, results.md, figures/")
+    if page is not None:
+        typer.echo(f"report: {page}")
 
 
 def _size(text: str) -> dict[str, int]:

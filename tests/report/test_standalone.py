@@ -1,0 +1,80 @@
+"""The documentation's pictures come from the committed figures, and say what they hold."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from residua import figures
+from residua.report.standalone import pictures
+from tests.figures.synthetic import write_comparison
+
+ROOT = Path(__file__).resolve().parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    write_comparison(tmp_path)
+    return figures.collect(tmp_path)
+
+
+def test_pictures_are_well_formed_and_the_same_every_time(drawn):
+    found = pictures(drawn)
+    assert list(found) == ["curves", "routing", "depth", "quality"]
+    assert pictures(json.loads(json.dumps(drawn))) == found
+    for text in found.values():
+        ElementTree.fromstring(text)
+        assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_map_has_the_weights_written_in(drawn):
+    root = ElementTree.fromstring(pictures(drawn)["routing"])
+    written = [float(each.text) for each in root.iter(f"{SVG}text") if each.get("class", "").startswith("cell")]
+    own = [w for signed in (False, True) for each in drawn["routing"].values() if each["signed"] is signed
+           for row in each["weights"] for w in row if w is not None]  # fmt: skip
+    assert written == [pytest.approx(weight, abs=0.0051) for weight in own]
+
+
+def test_curves_have_a_point_for_every_validation(drawn):
+    text = pictures(drawn)["curves"]
+    lines = re.findall(r'class="line" d="(M[^"h]*)"', text)
+    expected = [len(curve["tokens"]) - 1 for curve in drawn["curves"].values()]
+    assert [line.count("L") + 1 for line in lines] == 2 * expected
+
+
+def test_labels_are_escaped(drawn):
+    drawn["labels"]["attnres"] = "<script>&'\""
+    for text in pictures(drawn).values():
+        assert "<script>" not in text
+        ElementTree.fromstring(text)
+
+
+@pytest.mark.slow
+def test_committed_pictures_are_up_to_date():
+    subprocess.run([sys.executable, "tools/update_figures", "--check"], cwd=ROOT, check=True)
+
+
+@pytest.mark.slow
+def test_check_names_a_picture_that_is_stale(tmp_path):
+    """The tool in a copy of the tree that it reads and writes."""
+    for name in ("results/demo", "tools", "docs/assets"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "tools/update_figures").write_text((ROOT / "tools/update_figures").read_text())
+    (tmp_path / "results/demo/figures.json").write_text((ROOT / "results/demo/figures.json").read_text())
+    run = [sys.executable, tmp_path / "tools/update_figures"]
+    missing = subprocess.run([*run, "--check"], capture_output=True, text=True)
+    assert missing.returncode == 1
+    assert "demo-routing.svg" in missing.stderr
+    subprocess.run(run, check=True)
+    subprocess.run([*run, "--check"], check=True)
+    changed = tmp_path / "docs/assets/demo-curves.svg"
+    changed.write_text(changed.read_text() + " ")
+    stale = subprocess.run([*run, "--check"], capture_output=True, text=True)
+    assert stale.returncode == 1
+    assert "demo-curves.svg" in stale.stderr
+    assert "demo-routing.svg" not in stale.stderr
