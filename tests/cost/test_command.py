@@ -24,14 +24,14 @@ def run(*flags: str) -> str:
 
 
 def test_command_compares_with_standard():
-    said = run("mhc", *TINY)
+    said = run("-d", "mhc", *TINY)
     assert re.search(r"^ +standard +mhc", said, re.MULTILINE)
     for line in ("operations a token", "bytes moved a token (upper bound)", "dearest pipeline cut", "decode cache"):
         assert line in said
 
 
 def test_command_measures_beside_the_prediction():
-    found = json.loads(run("attnres", *TINY, "--measure", "--json"))["designs"]["attnres"]
+    found = json.loads(run("-d", "attnres", *TINY, "--measure", "--json"))["designs"]["attnres"]
     guess, seen = found["predicted"], found["measured"]
     assert guess["parameters"] == seen["parameters"]
     assert guess["cut_bytes"] == seen["cut_bytes"]
@@ -78,9 +78,9 @@ def test_sweep_of_what_is_not_there_is_refused():
 
 
 def test_command_sweeps():
-    rows = json.loads(run("depthswa", *TINY, "--sweep", "K=1:4", "--json"))["designs"]["depthswa"]
+    rows = json.loads(run("-d", "depthswa", *TINY, "--sweep", "K=1:4", "--json"))["designs"]["depthswa"]
     assert list(rows) == ["1", "2", "4"]
-    assert len(re.findall(r"^ depthswa", run("depthswa", *TINY, "--sweep", "K=1:4"), re.MULTILINE)) == 3
+    assert len(re.findall(r"^ depthswa", run("-d", "depthswa", *TINY, "--sweep", "K=1:4"), re.MULTILINE)) == 3
 
 
 def test_asymmetry_is_what_the_two_axes_trade():
@@ -106,14 +106,14 @@ def test_asymmetry_draws_the_same_bytes_twice(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["nope"], "unknown design 'nope'"),
+        (["-d", "nope"], "unknown design 'nope'"),
         (["--size", "9B"], "unknown size '9B'"),
         (["--dtype", "int8"], "--dtype is float32, bfloat16, float16"),
         (["--path", "fast"], "path is reference or fused"),
         (["--measure", "--sweep", "T=1:2"], "ask one at a time"),
         (["--measure", "--path", "fused"], "--measure runs the reference path in float32"),
         (["--out", "x"], "--out is for --asymmetry"),
-        (["mhc", "--asymmetry"], "drop the designs"),
+        (["-d", "mhc", "--asymmetry"], "drop the designs"),
         (["--tokens", "0"], "must be at least 1"),
         (["--config", "x", "--depth", "3"], "--depth is for our own sizes"),
         (["--config", "nowhere.json"], "nowhere.json"),
@@ -169,7 +169,7 @@ def test_foreign_configuration_that_is_unknown_is_refused(tmp_path):
 
 def test_command_takes_a_foreign_configuration(tmp_path):
     file = saved(tmp_path, model_type="qwen3", head_dim=16)
-    found = json.loads(run("delta", "--config", file, "--tokens", "16", "--json"))
+    found = json.loads(run("-d", "delta", "--config", file, "--tokens", "16", "--json"))
     assert found["designs"]["delta"]["predicted"]["stream_parameters"] > 0
     with pytest.raises(ValueError, match="measure a --size"):
         CliRunner().invoke(app, ["cost", "--config", file, "--measure", "--tokens", "8"], catch_exceptions=False)

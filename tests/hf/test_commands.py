@@ -70,7 +70,7 @@ def test_push_sends_our_card(made, monkeypatch):
 @pytest.fixture(scope="module")
 def made(plain, tmp_path_factory):
     out = tmp_path_factory.mktemp("made") / "model"
-    said = invoke("convert", plain, "delta:blocks=2", "--out", out, "--json")
+    said = invoke("convert", plain, "-d", "delta:blocks=2", "--out", out, "--json")
     return out, json.loads(said)
 
 
@@ -101,7 +101,7 @@ def test_convert_writes_a_model_with_its_tokenizer_and_card(plain, made):
 
 def test_convert_prints_what_it_did(plain, tmp_path):
     said = invoke(
-        "convert", plain, "mudd", "--out", tmp_path / "m", "--layout", "canon,attn,mlp", "--dtype", "bfloat16"
+        "convert", plain, "-d", "mudd", "--out", tmp_path / "m", "--layout", "canon,attn,mlp", "--dtype", "bfloat16"
     )
     assert "llama -> mudd, layout canon,attn,mlp" in said
     assert "identity: max |logit difference| / rms 0" in said
@@ -111,10 +111,10 @@ def test_convert_prints_what_it_did(plain, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("delta", "--dtype", "int8"), "--dtype"),
+        (("-d", "delta", "--dtype", "int8"), "--dtype"),
         ((), "name the design"),
-        (("delta:blok=2",), "has no option 'blok'"),
-        (("delta", "--layout", "mlp"), "keeps its own sublayers"),
+        (("-d", "delta:blok=2"), "has no option 'blok'"),
+        (("-d", "delta", "--layout", "mlp"), "keeps its own sublayers"),
     ],
 )
 def test_convert_refuses_wrong_arguments(arguments, said, plain, tmp_path):
@@ -125,7 +125,7 @@ def test_convert_refuses_wrong_arguments(arguments, said, plain, tmp_path):
 
 def test_convert_keeps_what_is_there(plain, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    done = CliRunner().invoke(app, ["convert", str(plain), "delta", "--out", str(tmp_path)])
+    done = CliRunner().invoke(app, ["convert", str(plain), "-d", "delta", "--out", str(tmp_path)])
     assert "not empty" in str(done.exception)
     assert [each.name for each in tmp_path.iterdir()] == ["mine"]
 
@@ -136,7 +136,9 @@ def test_convert_takes_a_released_checkpoint(tmp_path):
     said = json.loads(invoke("convert", tmp_path / "released", "--out", tmp_path / "out", "--json"))
     assert said["stream"]["compat"] == "released"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.stream == said["stream"]
-    done = CliRunner().invoke(app, ["convert", str(tmp_path / "released"), "mudd", "--out", str(tmp_path / "other")])
+    done = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "released"), "-d", "mudd", "--out", str(tmp_path / "other")]
+    )
     assert "has its design already" in str(done.exception)
 
 

@@ -14,8 +14,8 @@ from residua.cli._need import need
 
 def command(
     model: str = typer.Argument(..., help="Directory of a Hugging Face decoder, or its hub name."),
-    design: str = typer.Argument(
-        None, help="The design, such as delta:blocks=4; none for a released Delta checkpoint."
+    design: str = typer.Option(
+        None, "--design", "-d", help="The design, such as delta:blocks=4; none for a released Delta checkpoint."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Directory of the converted model; must not exist or be empty."),
     layout: str = typer.Option(None, help="Insert sublayers around its own, as in swa:window=16,attn,mlp."),

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def command(
-    designs: list[str] = typer.Argument(None, help="Designs such as delta:blocks=4; standard is there to compare."),
+    designs: list[str] = typer.Option(
+        [], "--design", "-d", help="A design such as delta:blocks=4; repeat it. standard is there to compare."
+    ),
     size: str = typer.Option("220M", help="demo, 220M, 533M, 1B or 7.6B; the numbers below replace its own."),
     config: Path = typer.Option(None, help="A Hugging Face config.json, or its folder, instead of a size."),
     depth: int = typer.Option(None, help="Transformer blocks."),
@@ -44,11 +46,11 @@ def command(
         target = from_hugging_face(config, layout=layout)
     else:
         target = sized(size, layout=layout, **shape)
-    _refuse(designs or [], path, dtype, measure, sweep, asymmetry, out, batch)
+    _refuse(designs, path, dtype, measure, sweep, asymmetry, out, batch)
     if asymmetry:
         _asymmetry(target, tokens, dtype, out, as_json)
         return
-    names = list(dict.fromkeys(["standard", *(designs or [])])) if not sweep else (designs or ["standard"])
+    names = list(dict.fromkeys(["standard", *designs])) if not sweep else (designs or ["standard"])
     options = {"batch": batch, "dtype": _dtype(dtype), "path": path}
     if sweep:
         _sweep(target, names, sweep, tokens, options, as_json)

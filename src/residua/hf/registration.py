@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -30,7 +29,7 @@ def register_when_imported() -> None:
 class _Arrival(MetaPathFinder):
     """Finds nothing itself; adds one call after the watched module has run."""
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != WATCHED:
             return None
         sys.meta_path.remove(self)

@@ -22,7 +22,14 @@ def attend(
     return _attend(query, list(sources), null, eps, heads, total, centered)[0]
 
 
-@torch.library.custom_op("residua::attend", mutates_args=(), device_types="cpu")
+# schemas are written out: under jaxtyping's import hook annotations cannot be read back
+@torch.library.custom_op(
+    "residua::attend",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor query, Tensor[] sources, Tensor? null, float eps, int heads, bool total, bool centered)"
+    " -> (Tensor, Tensor)",
+)
 def _attend(
     query: Tensor, sources: list[Tensor], null: Tensor | None, eps: float, heads: int, total: bool, centered: bool
 ) -> tuple[Tensor, Tensor]:
@@ -32,7 +39,13 @@ def _attend(
     return read.value, read.lse
 
 
-@torch.library.custom_op("residua::attend_gradient", mutates_args=(), device_types="cpu")
+@torch.library.custom_op(
+    "residua::attend_gradient",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor gradient, Tensor read, Tensor lse, Tensor query, Tensor[] sources, Tensor? null, float eps, "
+    "int heads, bool total, bool centered) -> Tensor[]",
+)
 def _attend_gradient(
     gradient: Tensor,
     read: Tensor,

@@ -11,7 +11,8 @@ from residua.native.library import available
 from residua.ops.mix import linear, native
 
 
-@torch.library.custom_op("residua::mix", mutates_args=())
+# schemas are written out: under jaxtyping's import hook annotations cannot be read back
+@torch.library.custom_op("residua::mix", mutates_args=(), schema="(Tensor weights, Tensor[] sources) -> Tensor")
 def mix(weights: Tensor, sources: list[Tensor]) -> Tensor:
     """sum_n w_n v_n, for weights of full shape and of the type to add up in."""
     found = native.forward if available() else linear.mix
@@ -23,7 +24,11 @@ def _(weights: Tensor, sources: list[Tensor]) -> Tensor:
     return sources[0].new_empty((*weights.shape[:-3], *sources[0].shape))
 
 
-@torch.library.custom_op("residua::mix_backward", mutates_args=())
+@torch.library.custom_op(
+    "residua::mix_backward",
+    mutates_args=(),
+    schema="(Tensor weights, Tensor[] sources, Tensor gradient) -> Tensor[]",
+)
 def mix_backward(weights: Tensor, sources: list[Tensor], gradient: Tensor) -> list[Tensor]:
     """The gradients of the weights and of every source."""
     if available():
