@@ -71,6 +71,11 @@ WRONG = [
     ({"train": {"lr": 0.0}}, "lr must be a positive number"),
     ({"train": 3}, "[train] is a table"),
     ({"speed": 9}, "a plan has no 'speed'"),
+    ({"also": "standard"}, "also is a list"),
+    ({"also": [{"design": "standard"}]}, "also takes rows"),
+    ({"also": [{"design": "standard", "layout": "attn", "size": 1}]}, "also takes rows"),
+    ({"also": [{"design": "resnet", "layout": "attn,mlp"}]}, "unknown design 'resnet'"),
+    ({"also": [{"design": "standard", "layout": "attn,mlp"}]}, "share the folder"),
     ({"designs": ["ddl"], "layouts": ["swa:start=zero,mlp"]}, "starts at zero"),
     ({"designs": ["attnres"], "train": {"eps": 1e-3}}, "eps=0.001 must be at most"),
 ]
@@ -119,6 +124,17 @@ def test_plan_file_errors_name_the_file(tmp_path):
 def test_recipes_are_plans():
     for file in sorted((Path(__file__).parents[2] / "recipes").glob("*.toml")):
         assert read_plan(file).variants(), file
+
+
+def test_plan_has_rows_besides_the_product():
+    one = plan(also=[{"design": "standard", "layout": "swa:window=4,attn,mlp"}])
+    assert [variant.label for variant in one.variants()] == [
+        "standard | attn,mlp", "delta:blocks=2 | attn,mlp", "standard | swa:window=4,attn,mlp",
+    ]  # fmt: skip
+    assert one.baseline_of(one.variants()[2]) == one.variants()[0]
+    assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert one.digest != plan().digest
+    assert "also" not in plan().to_json()
 
 
 def test_plan_round_trips_and_its_digest_holds_everything():

@@ -6,6 +6,7 @@ plan. Everything wrong with a plan is found before anything is written.
     designs = ["standard", "delta:blocks=4"]
     seeds = [0, 1, 2]
     match = "params"                      # none | params | flops: narrow the MLP so that all cost the same
+    also = [{ design = "standard", layout = "swa:window=4,attn,mlp" }]   # rows besides designs x layouts
 
     [train]                               # any field of TrainConfig but design, layout, size, seed and threads
     corpus = "pycode"
@@ -96,6 +97,8 @@ class ComparePlan:
     layouts: tuple[str, ...] = ("attn,mlp",)
     sizes: tuple[Size, ...] = (Size(),)
     seeds: tuple[int, ...] = (0, 1, 2)
+    also: tuple[tuple[str, str], ...] = ()
+    """More rows, each a design in a layout of its own, where not every design belongs in every layout."""
     baseline: str | None = None
     """The design that all others are compared with, in the first layout; the first design by default."""
     match: Match = "none"
@@ -123,9 +126,11 @@ class ComparePlan:
     def variants(self) -> list[Variant]:
         """Every row, in the order of the plan."""
         rows = []
-        for size, layout, spec in product(self.sizes, self.layouts, self.designs):
+        pairs = [*product(self.layouts, self.designs), *((layout, spec) for spec, layout in self.also)]
+        layouts = {layout for layout, _ in pairs}
+        for size, (layout, spec) in product(self.sizes, pairs):
             parts = [spec]
-            parts += [layout] if len(self.layouts) > 1 else []
+            parts += [layout] if len(layouts) > 1 else []
             parts += [str(size)] if len(self.sizes) > 1 else []
             rows.append(Variant(spec, layout, size, " | ".join(parts)))
         return rows
@@ -175,7 +180,10 @@ class ComparePlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return json.loads(json.dumps(asdict(self)))
+        values = json.loads(json.dumps(asdict(self)))
+        if not self.also:  # absent as in plans that were written before there was such a thing
+            del values["also"]
+        return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ComparePlan:
@@ -192,6 +200,8 @@ class ComparePlan:
                 settings[key] = _sequence(key, settings[key])
         if "sizes" in settings:
             settings["sizes"] = tuple(_table(Size, "sizes", one) for one in _sequence("sizes", settings["sizes"]))
+        if "also" in settings:
+            settings["also"] = tuple(_row(one) for one in _sequence("also", settings["also"]))
         if "tune" in settings:
             settings["tune"] = _table(Tune, "tune", settings["tune"])
         return cls(**settings)
@@ -218,7 +228,7 @@ class ComparePlan:
                 raise ValueError(f"a plan needs at least one of {key}")
             if len(set(values)) < len(values):
                 raise ValueError(f"{key} names one twice: {', '.join(map(str, values))}")
-        for spec in self.designs:
+        for spec in (*self.designs, *(spec for spec, _ in self.also)):
             design(parse(spec)[0])  # a misspelt one says so before anything is made of it
         for key, values in (("seeds", self.seeds), ("tune.seeds", self.tune.seeds)):
             for seed in values:
@@ -283,6 +293,15 @@ def _sequence(key: str, values: Any) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise ValueError(f"{key} is a list, not {values!r}")
     return tuple(values)
+
+
+def _row(values: Any) -> tuple[str, str]:
+    """A design and its layout, from a TOML table or from the JSON of a plan."""
+    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else tuple(values)
+    extra = set(values) - {"design", "layout"} if isinstance(values, Mapping) else set()
+    if extra or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
+        raise ValueError(f'also takes rows such as {{ design = "standard", layout = "swa,attn,mlp" }}, not {values!r}')
+    return pair
 
 
 def _table(cls: type[Any], key: str, values: Any) -> Any:
