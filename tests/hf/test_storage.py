@@ -89,7 +89,7 @@ def test_broken_input_is_one_line_and_writes_nothing(how, folder, tmp_path):
     from residua.cli import app
 
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["convert", str(folder), "delta", "--out", str(out)])
+    done = CliRunner().invoke(app, ["convert", str(folder), "-d", "delta", "--out", str(out)])
     assert done.exit_code != 0
     assert isinstance(done.exception, ValueError)
     assert not out.exists()
@@ -166,6 +166,6 @@ def test_failed_check_saves_nothing(folder, tmp_path):
 
     base("olmo2").save_pretrained(tmp_path / "olmo")
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, ["convert", str(tmp_path / "olmo"), "mhc", "--out", str(out)])
+    done = CliRunner().invoke(app, ["convert", str(tmp_path / "olmo"), "-d", "mhc", "--out", str(out)])
     assert "not the base network" in str(done.exception)
     assert not out.exists()

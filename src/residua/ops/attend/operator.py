@@ -62,7 +62,9 @@ def _attend_gradient(
     how = How(eps, heads, len(sources) if total else 1, centered)
     was = Carry(read, lse) if how.one_pass(gradient.dtype) else None
     of_query, of_null, made = native.gradients(how, query, sources, null, gradient, [True] * len(sources), was)
-    return [of_query, query.new_empty(0) if of_null is None else of_null, *(one for one in made if one is not None)]
+    # both lie in one buffer, and an operator's results must not
+    alone = query.new_empty(0) if of_null is None else of_null.clone()
+    return [of_query, alone, *(one for one in made if one is not None)]
 
 
 @_attend.register_fake
