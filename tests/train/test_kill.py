@@ -24,7 +24,9 @@ def warm():
 @pytest.fixture(scope="module")
 def undisturbed(warm, tmp_path_factory):
     """How a run ends, how many bytes of checkpoints it writes, how many events it tells, how long it takes."""
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    folder = tmp_path_factory.mktemp("undisturbed")
+    warm.run(folder / "first")  # loads the kernels, which none after it has to: its time says nothing of theirs
+    out = folder / "run"
     report = warm.run(out)
     assert report["status"] == 0
     last = max((out / "checkpoints").glob("step-*"))
