@@ -22,6 +22,13 @@ def missing(tool: str) -> bool:
     return any(importlib.util.find_spec(name) is None for name in ("lm_eval", "transformers"))
 
 
+def pytest_sessionstart() -> None:
+    """Build the kernels before any test is timed: on a fresh machine that takes seconds, once."""
+    from residua.native.library import available
+
+    available()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     required = {name.strip() for name in os.environ.get("RESIDUA_REQUIRE", "").split(",")}
     for tool, (what, cure) in CURES.items():
