@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from residua.report import gather, render
+from tests.docs.test_site import FLAGS
 from tests.report.comparison import make_comparison
 
 
@@ -26,3 +29,22 @@ def data(compared):
 def html(data):
     """Its page."""
     return render(data)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser for the tests of a file."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, html):
+    """The page as a file, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("pages")
+    (folder / "report.html").write_text(html, encoding="utf-8")
+    return folder

@@ -1,121 +1,14 @@
-"""The page in a real browser: what is seen is what the data say, by mouse, keyboard, on paper and without script."""
+"""The page in a real browser: it answers to mouse and keyboard, is drawn, prints, and reads without script."""
 
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
-from residua.report import gather, inspection, render
 from residua.report.page import VIEWS, grid, unpacked
-from tests.docs.test_site import FLAGS
-from tests.report.comparison import DESIGNS, inspected, large_inspection, make_comparison
-from tests.report.test_page import HOSTILE
+from tests.report.browser import ATTNRES, DELTA, MUDD, SHOTS, Opened, check_cells, is_drawn, overflow, shown
+from tests.report.comparison import DESIGNS
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-
-SHOTS = Path(__file__).resolve().parents[2] / "artifacts" / "report"
-ATTNRES, DELTA, MUDD = (DESIGNS.index(name) for name in ("attnres:heads=2", "delta:blocks=2", "mudd"))
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory, html):
-    folder = tmp_path_factory.mktemp("pages")
-    (folder / "report.html").write_text(html, encoding="utf-8")
-    return folder
-
-
-class Opened:
-    """A page that was opened, what it said on the console and what it asked for."""
-
-    def __init__(self, chromium, file, *, width=1280, height=900, script=True, **options):
-        self.context = chromium.new_context(
-            viewport={"width": width, "height": height}, java_script_enabled=script, **options
-        )
-        self.page = self.context.new_page()
-        self.heard, self.asked = [], []
-        self.page.on("console", lambda message: self.heard.append(message.text))
-        self.page.on("pageerror", lambda error: self.heard.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.refused = []
-        self.page.on("requestfailed", lambda request: self.refused.append((request.url, request.failure)))
-        self.page.goto(file.as_uri())
-        if script:
-            self.page.wait_for_selector("html[data-ready]")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *failed):
-        if failed[0] is None:
-            assert self.heard == []
-            assert [url for url in self.asked if not url.startswith("file:")] == []
-        self.context.close()
-
-    def choose(self, name, value):
-        self.page.select_option(f"#explore-{name}", str(value))
-
-    def map(self, key):
-        """The canvas of a map, in view and drawn."""
-        canvas = self.page.locator(f"[data-map={key}] canvas")
-        canvas.scroll_into_view_if_needed()
-        self.page.wait_for_timeout(60)
-        return canvas
-
-    def tip(self):
-        return self.page.inner_text(".tip")
-
-    def cells(self, key, rows, columns):
-        """Every cell of a map as the arrow keys read it: [row][column] text."""
-        canvas = self.map(key)
-        canvas.focus()
-        self.page.keyboard.press("Escape")
-        self.page.keyboard.press("ArrowDown")
-        found = []
-        for row in range(rows):
-            told = [self.tip()]
-            for _ in range(columns - 1):
-                self.page.keyboard.press("ArrowLeft" if row % 2 else "ArrowRight")
-                told.append(self.tip())
-            found.append(told[::-1] if row % 2 else told)
-            self.page.keyboard.press("ArrowDown")
-        return found
-
-
-def shown(value):
-    """A weight as the page writes it: ties are away from zero there."""
-    return "cannot be read" if value is None else f"{value + 1e-12:.3f}"
-
-
-def overflow(page):
-    return page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-
-
-def check_cells(opened, key, route, weights):
-    """A map against its numbers."""
-    told = opened.cells(key, len(route["sites"]), len(route["sources"]))
-    for site, row, own in zip(route["sites"], told, weights, strict=True):
-        expected = [f"{site} \u2190 {s}: {shown(w)}" for s, w in zip(route["sources"], own, strict=True)]
-        assert row == expected
-
-
-def is_drawn(path, least=24):
-    """Whether a screenshot shows something: many colours, and no one of them everywhere."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        colours = image.convert("RGB").getcolors(1 << 24)
-        return len(colours) >= least and max(count for count, _ in colours) < 0.97 * image.width * image.height
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -133,45 +26,6 @@ def test_every_view_is_drawn(chromium, files, width, scheme):
             assert is_drawn(path), path.name
         background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) < 200) == (scheme == "dark")
-
-
-def test_table_shows_the_cells(chromium, files, data):
-    with Opened(chromium, files / "report.html") as opened:
-        rows = opened.page.locator("#results tbody tr")
-        for place, row in enumerate(data["summary"]["rows"]):
-            assert rows.nth(place).locator("th").inner_text().startswith(data["series"][row["series"]]["label"])
-            assert rows.nth(place).locator("td").all_inner_texts() == row["cells"]
-        runs = opened.page.locator("#run-table tbody tr")
-        for place, run in enumerate(data["runs"]["list"]):
-            assert runs.nth(place).locator("td").all_inner_texts()[1] == f"{run['loss']:.4f}"
-
-
-@pytest.mark.parametrize(("axis", "measure"), [("tokens", "loss"), ("cpu_seconds", "bits_per_byte")])
-def test_curves_read_as_the_data(chromium, files, data, axis, measure):
-    with Opened(chromium, files / "report.html") as opened:
-        page = opened.page
-        page.locator("#curves").scroll_into_view_if_needed()
-        page.select_option("#curves-x", axis)
-        page.select_option("#curves-y", measure)
-        page.fill("#curves-from", "0")
-        chart = page.locator("#curves-mount svg.figure[tabindex]")
-        # one series at a time: those of processor time have points of their own
-        keys = page.locator("#curves-mount .keys button")
-        for place in range(1, len(DESIGNS)):
-            keys.nth(place).click()
-        for place, curve in enumerate(data["curves"]):
-            chart.focus()
-            for step in range(len(curve[axis])):
-                page.keyboard.press("ArrowRight")
-                said = [float(part) for part in re.findall(r"[\d.]+(?:e-?\d+)?", opened.tip().splitlines()[-1])]
-                values = [curve[measure][key][step] for key in ("mean", "low", "high")]
-                assert said == [float(f"{value:.5g}") for value in values]
-            page.keyboard.press("Escape")
-            assert page.locator(".tip").is_hidden()
-            if place + 1 < len(DESIGNS):
-                keys.nth(place + 1).click()
-                keys.nth(place).click()
-        assert page.locator("#curves-mount g[data-series]").count() == 1
 
 
 def test_curves_answer_to_mouse_legend_scale_and_slider(chromium, files, data):
@@ -197,21 +51,6 @@ def test_curves_answer_to_mouse_legend_scale_and_slider(chromium, files, data):
         assert key.get_attribute("aria-pressed") == "false"
         assert chart.locator("g[data-series='0']").count() == 0
         assert page.locator("#depth-mount .keys button").first.get_attribute("aria-pressed") == "false"
-
-
-def test_every_mean_weight_reads_as_the_data(chromium, files, data):
-    with Opened(chromium, files / "report.html") as opened:
-        for place in (MUDD, ATTNRES):
-            route = data["routing"][place]
-            opened.choose("a", place)
-            check_cells(opened, "a", route, grid(route, 0))
-            opened.choose("seed", 1)
-            check_cells(opened, "a", route, grid(route, 2))
-            opened.choose("seed", -1)
-        view = {"means": {"mean": data["routing"][MUDD]["means"]["v lane"]}}
-        opened.choose("a", MUDD)
-        opened.choose("view", "v lane")
-        check_cells(opened, "a", data["routing"][MUDD], grid(data["routing"][MUDD] | view, 0))
 
 
 def test_slider_follows_the_tokens(chromium, files, data):
@@ -388,86 +227,3 @@ def test_page_prints(chromium, files):
         assert page.locator("nav").is_hidden()
         scheme = page.evaluate("getComputedStyle(document.documentElement).colorScheme")
         assert scheme == "light"
-
-
-def test_hostile_text_neither_runs_nor_breaks_the_page(chromium, tmp_path):
-    """In the folder's name, the corpus, the prompt, the command, tokens, sites and sources."""
-    out = tmp_path / HOSTILE[1].replace("/", "")
-    make_comparison(out, designs=("standard", "delta"), seeds=1, corpus=f"dir:{HOSTILE[0]}{HOSTILE[6]}")
-    results = (out / "results.json").read_text()
-    (out / "results.json").write_text(
-        results.replace("residua compare", "residua " + "<script>window.broken=1<\\/script>")
-    )
-    (tmp_path / "runs.html").write_text(render(gather(out, prompt="".join(HOSTILE[:7]))), encoding="utf-8")
-    for place, text in enumerate(HOSTILE):
-        found = inspected()
-        hostile = {"model": text, "design": text, "tokens": [text] * len(found["tokens"])}
-        (tmp_path / f"{place}.html").write_text(render(inspection(found | hostile)), encoding="utf-8")
-    for file in sorted(tmp_path.glob("*.html")):
-        for width in (1280, 400):
-            with Opened(chromium, file, width=width) as opened:
-                opened.page.locator("#routing").scroll_into_view_if_needed()
-                opened.map("a").hover(position={"x": 90, "y": 60})
-                assert opened.page.evaluate("window.broken") is None
-                assert overflow(opened.page) <= 0, file.name
-
-
-def test_policy_stops_what_gets_in(chromium, files):
-    """Even if markup got in, nothing would run and nothing would be asked for."""
-    opened = Opened(chromium, files / "report.html")
-    with opened.context:
-        opened.page.evaluate(
-            """() => { const script = document.createElement('script'); script.textContent = 'window.broken = 1';
-            document.body.append(script);
-            const image = document.createElement('img'); image.src = 'http://example.invalid/x.png';
-            document.body.append(image); document.body.setAttribute('onclick', 'window.broken = 2'); }"""
-        )
-        opened.page.mouse.click(5, 300)
-        opened.page.wait_for_timeout(200)
-        assert opened.page.evaluate("window.broken") is None
-        assert len([text for text in opened.heard if "Content Security Policy" in text]) >= 3
-        assert opened.refused == [("http://example.invalid/x.png", "csp")]
-
-
-def test_page_opens_in_under_a_second(chromium, files):
-    """Of processor time of the page's thread, from the file to the last picture: a busy machine has no say in it."""
-    context = chromium.new_context(viewport={"width": 1280, "height": 900})
-    with context:
-        page = context.new_page()
-        session = context.new_cdp_session(page)
-        session.send("Performance.enable", {"timeDomain": "threadTicks"})
-        page.goto((files / "report.html").as_uri())
-        page.wait_for_selector("html[data-ready]")
-        page.wait_for_timeout(300)
-        measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
-        assert 0 < measured["TaskDuration"] < 1.0
-
-
-def test_large_maps_do_not_lag(chromium, tmp_path):
-    """100 sites and 200 sources: a tenth of a second is the most that still feels immediate."""
-    file = tmp_path / "large.html"
-    file.write_text(render(inspection(large_inspection())), encoding="utf-8")
-    with Opened(chromium, file) as opened:
-        page = opened.page
-        opened.map("a")
-        moved, slid = page.evaluate(
-            """() => {
-              const spent = (count, act) => {
-                const list = Array.from({ length: count }, (_, turn) => {
-                  const start = performance.now(); act(turn); return performance.now() - start; });
-                return list.sort((a, b) => a - b)[Math.floor(count / 2)]; };
-              const canvas = document.querySelector('[data-map=a] canvas');
-              const box = canvas.getBoundingClientRect();
-              const slider = document.querySelector('#explore-token');
-              return [
-                spent(60, (turn) => canvas.dispatchEvent(new PointerEvent('pointermove',
-                  { clientX: box.left + 80 + 9 * turn, clientY: box.top + 120 + 5 * turn }))),
-                spent(24, (turn) => { slider.value = turn % 13; slider.dispatchEvent(new Event('input')); })]; }"""
-        )
-        assert moved < 100
-        assert slid < 100
-        path = SHOTS / "large.png"
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        page.locator("[data-map=a]").screenshot(path=path)
-        assert is_drawn(path)
-        assert overflow(page) <= 0
