@@ -4,50 +4,19 @@
  */
 #define NOINLINE static __attribute__((noinline)) /* saves compiling; a call is nothing beside a row */
 
-INLINE VEC FN(take)(const T *p, int64_t n) {
-#if defined(USE_AVX2) && defined(USE_BFLOAT16)
-    if (n == LANES) { /* one instruction, which GCC does not find for itself */
-        __m128i narrow;
-        memcpy(&narrow, p, sizeof narrow);
-        return (VEC)_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16);
-    }
-#endif
-    return n == LANES ? FN(load)(p) : FN(load_part)(p, n);
-}
-
-INLINE VEC FN(take_wide)(const A *p, int64_t n) {
-    return n == LANES ? FN(load_wide)(p) : FN(load_wide_part)(p, n);
-}
-
-INLINE void FN(give)(T *p, VEC x, int64_t n) {
-    if (n == LANES) {
-        FN(store)(p, x);
-    } else {
-        FN(store_part)(p, x, n);
-    }
-}
-
-INLINE void FN(give_wide)(A *p, VEC x, int64_t n) {
-    if (n == LANES) {
-        FN(store_wide)(p, x);
-    } else {
-        FN(store_wide_part)(p, x, n);
-    }
-}
-
 INLINE void FN(dots_step)(const int row_count, const T *const *rows, const int vector_count, const A *const *vectors,
                           int64_t d, int64_t n, VEC sum[4][4], VEC *squares) {
     VEC x[4];
 #pragma GCC unroll 4
     for (int r = 0; r < row_count; r++) {
-        x[r] = FN(take)(rows[r] + d, n);
+        x[r] = FN(load_some)(rows[r] + d, n);
         if (squares) {
             squares[r] += x[r] * x[r];
         }
     }
 #pragma GCC unroll 4
     for (int v = 0; v < vector_count; v++) {
-        VEC y = FN(take_wide)(vectors[v] + d, n);
+        VEC y = FN(load_some_wide)(vectors[v] + d, n);
 #pragma GCC unroll 4
         for (int r = 0; r < row_count; r++) {
             sum[r][v] += x[r] * y;
@@ -78,9 +47,9 @@ INLINE void FN(dots)(const int row_count, const T *const *rows, const int vector
     }
 }
 
-#if LANES == 8
-/* exp for x <= 0, to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
+/* exp for x <= 0. In float32 to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
 INLINE VEC FN(exponential)(VEC x) {
+#if LANES == 8
     typedef int32_t whole __attribute__((vector_size(32)));
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
     whole low = (whole)(x < -87.0f);
@@ -97,16 +66,23 @@ INLINE VEC FN(exponential)(VEC x) {
     p = p * (r * r) + (r + 1.0f);
     whole exponent = ((whole)shifted - 0x4b400000 + 127) << 23;
     return p * (VEC)exponent;
-}
+#else
+    for (int i = 0; i < LANES; i++) {
+        x[i] = exp(x[i]);
+    }
+    return x;
 #endif
+}
 
 /* softmax of row[0..n) in place; its entries up to a multiple of LANES are scratch. Returns the log of the sum. */
 NOINLINE A FN(softmax)(A *row, int64_t n) {
-    A most = row[0], total = 0;
+    A most = row[0];
     for (int64_t i = 1; i < n; i++) {
         most = row[i] > most ? row[i] : most;
     }
-#if LANES == 8
+    for (int64_t i = n; i % LANES; i++) {
+        row[i] = -INFINITY;
+    }
     VEC totals = {0};
     for (int64_t i = 0; i < n; i += LANES) {
         FN(store_wide)(row + i, FN(exponential)(FN(load_wide)(row + i) - most));
@@ -117,14 +93,7 @@ NOINLINE A FN(softmax)(A *row, int64_t n) {
     for (int64_t i = 0; i < n; i += LANES) {
         totals += FN(load_wide)(row + i);
     }
-    total = FN(sum)(totals);
-#else
-    for (int64_t i = 0; i < n; i++) {
-        row[i] = exp(row[i] - most);
-        total += row[i];
-    }
-#endif
-    const A share = 1 / total;
+    const A total = FN(sum)(totals), share = 1 / total;
     for (int64_t i = 0; i < n; i++) {
         row[i] *= share;
     }
@@ -156,6 +125,10 @@ INLINE A FN(rms_inverse)(const attend_read *read, A square) {
     return (A)1 / (A)sqrt((double)(square / (A)read->width + (A)read->eps));
 }
 
+INLINE VEC FN(rms_inverses)(const attend_read *read, VEC squares) {
+    return (A)1 / FN(root)(squares / (A)read->width + (A)read->eps);
+}
+
 INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *rows, int64_t count,
                          const A *const *weights, T *const *out, int64_t at, int64_t d, int64_t n) {
     VEC sum[4][8] = {0};
@@ -163,7 +136,7 @@ INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *r
         VEC x[8];
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
-            x[v] = FN(take)(rows[i] + at + d + v * LANES, n);
+            x[v] = FN(load_some)(rows[i] + at + d + v * LANES, n);
         }
 #pragma GCC unroll 4
         for (int k = 0; k < queries; k++) {
@@ -178,7 +151,7 @@ INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *r
     for (int k = 0; k < queries; k++) {
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
-            FN(give)(out[k] + at + d + v * LANES, sum[k][v], n);
+            FN(store_some)(out[k] + at + d + v * LANES, sum[k][v], n);
         }
     }
 }
@@ -241,7 +214,7 @@ INLINE void FN(settle)(double *total, A *tile, int64_t n) {
 INLINE void FN(copy_wide)(A *wide, const T *rows, int64_t count) {
     int64_t d = 0;
     for (; d + LANES <= count; d += LANES) {
-        FN(store_wide)(wide + d, FN(take)(rows + d, LANES));
+        FN(store_wide)(wide + d, FN(load_some)(rows + d, LANES));
     }
     if (d < count) {
         FN(store_wide_part)(wide + d, FN(load_part)(rows + d, count - d), count - d);

@@ -111,9 +111,9 @@ INLINE void FN(gather)(const int rows, const int vectors, const int streamed, co
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            sum[r][v] = pull[r] * FN(take)(value[r] + d + v * LANES, n);
+            sum[r][v] = pull[r] * FN(load_some)(value[r] + d + v * LANES, n);
             if (before[r]) {
-                sum[r][v] += FN(take)(before[r] + d + v * LANES, n);
+                sum[r][v] += FN(load_some)(before[r] + d + v * LANES, n);
             }
         }
     }
@@ -122,7 +122,7 @@ INLINE void FN(gather)(const int rows, const int vectors, const int streamed, co
         const A *ours = weight + k * read->stride, *theirs = slope + k * read->stride;
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            const VEC x = FN(take_wide)(g + v * LANES, n), y = FN(take_wide)(w + v * LANES, n);
+            const VEC x = FN(load_some_wide)(g + v * LANES, n), y = FN(load_some_wide)(w + v * LANES, n);
 #pragma GCC unroll 2
             for (int r = 0; r < rows; r++) {
                 sum[r][v] += ours[r] * x;
@@ -137,7 +137,7 @@ INLINE void FN(gather)(const int rows, const int vectors, const int streamed, co
             if (streamed) {
                 FN(stream)(gradient[r] + d + v * LANES, sum[r][v]);
             } else {
-                FN(give)(gradient[r] + d + v * LANES, sum[r][v], n);
+                FN(store_some)(gradient[r] + d + v * LANES, sum[r][v], n);
             }
         }
     }
@@ -178,14 +178,14 @@ INLINE void FN(query_step)(const int queries, const int vectors, const attend_re
     for (int k = 0; k < queries; k++) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
-            sum[k][v] = FN(take_wide)(total + k * read->width + d + v * LANES, n);
+            sum[k][v] = FN(load_some_wide)(total + k * read->width + d + v * LANES, n);
         }
     }
     for (int64_t i = 0; i < read->sources; i++) {
         VEC x[2];
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
-            x[v] = FN(take)(source[i] + at + d + v * LANES, n);
+            x[v] = FN(load_some)(source[i] + at + d + v * LANES, n);
         }
 #pragma GCC unroll 4
         for (int k = 0; k < queries; k++) {
@@ -200,7 +200,7 @@ INLINE void FN(query_step)(const int queries, const int vectors, const attend_re
     for (int k = 0; k < queries; k++) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
-            FN(give_wide)(total + k * read->width + d + v * LANES, sum[k][v], n);
+            FN(store_some_wide)(total + k * read->width + d + v * LANES, sum[k][v], n);
         }
     }
 }

@@ -1,15 +1,16 @@
 /* One query, in two passes over a tile of tokens: several heads, centred weights, or the weights themselves. */
 
-/* dot[v] = row . vectors[v] for one or two vectors, and the square of the row, which is returned: one row at a time, so
+/* The products of a row with one or two vectors and with itself, as vectors still to be summed: one row at a time, so
  * that the processor sees one stream, and several sums at a time, so that none waits for the other. */
-INLINE A FN(dots_of_row)(const int vectors, const int wide, const T *row, const A *first, const A *second, int64_t width,
-                         A *dot) {
-    VEC squares[4] = {0}, one[4] = {0}, two[4] = {0};
+INLINE void FN(products)(const int vectors, const T *row, const A *first, const A *second, int64_t width, VEC *dot,
+                         VEC *other, VEC *square) {
+    enum { WIDE = 4 };
+    VEC squares[WIDE] = {0}, one[WIDE] = {0}, two[WIDE] = {0};
     int64_t d = 0;
-    for (; d + wide * LANES <= width; d += wide * LANES) {
+    for (; d + WIDE * LANES <= width; d += WIDE * LANES) {
 #pragma GCC unroll 4
-        for (int v = 0; v < wide; v++) {
-            const VEC x = FN(take)(row + d + v * LANES, LANES);
+        for (int v = 0; v < WIDE; v++) {
+            const VEC x = FN(load)(row + d + v * LANES);
             squares[v] += x * x;
             one[v] += x * FN(load_wide)(first + d + v * LANES);
             if (vectors == 2) {
@@ -19,26 +20,30 @@ INLINE A FN(dots_of_row)(const int vectors, const int wide, const T *row, const 
     }
     for (; d < width; d += LANES) {
         const int64_t n = width - d < LANES ? width - d : LANES;
-        const VEC x = FN(take)(row + d, n);
+        const VEC x = FN(load_some)(row + d, n);
         squares[0] += x * x;
-        one[0] += x * FN(take_wide)(first + d, n);
+        one[0] += x * FN(load_some_wide)(first + d, n);
         if (vectors == 2) {
-            two[0] += x * FN(take_wide)(second + d, n);
+            two[0] += x * FN(load_some_wide)(second + d, n);
         }
     }
-    dot[0] = FN(sum)((one[0] + one[1]) + (one[2] + one[3]));
+    *dot = (one[0] + one[1]) + (one[2] + one[3]);
+    *square = (squares[0] + squares[1]) + (squares[2] + squares[3]);
     if (vectors == 2) {
-        dot[1] = FN(sum)((two[0] + two[1]) + (two[2] + two[3]));
+        *other = (two[0] + two[1]) + (two[2] + two[3]);
     }
-    return FN(sum)((squares[0] + squares[1]) + (squares[2] + squares[3]));
+}
+
+NOINLINE void FN(sums_of_row)(const T *row, const A *first, const A *second, int64_t width, VEC *dot, VEC *other,
+                              VEC *square) {
+    FN(products)(2, row, first, second, width, dot, other, square);
 }
 
 NOINLINE A FN(dot_and_square)(const T *row, const A *vector, int64_t width, A *dot) {
-    return FN(dots_of_row)(1, 4, row, vector, NULL, width, dot);
-}
-
-NOINLINE A FN(dots_and_square)(const T *row, const A *first, const A *second, int64_t width, A *dot) {
-    return FN(dots_of_row)(2, 4, row, first, second, width, dot);
+    VEC product, square;
+    FN(products)(1, row, vector, NULL, width, &product, NULL, &square);
+    *dot = FN(sum)(product);
+    return FN(sum)(square);
 }
 
 static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
@@ -87,20 +92,20 @@ static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
 INLINE void FN(pull_pair_step)(const int rows, const int streamed, const T *const *value, const A *out_gradient,
                           const A *query, const A *weight, const A *slope, const A *pull, T *const *gradient,
                           A *query_gradient, int64_t d, int64_t n) {
-    const VEC g = FN(take_wide)(out_gradient + d, n), w = FN(take_wide)(query + d, n);
-    VEC sum = FN(take_wide)(query_gradient + d, n);
+    const VEC g = FN(load_some_wide)(out_gradient + d, n), w = FN(load_some_wide)(query + d, n);
+    VEC sum = FN(load_some_wide)(query_gradient + d, n);
 #pragma GCC unroll 2
     for (int r = 0; r < rows; r++) {
-        const VEC x = FN(take)(value[r] + d, n);
+        const VEC x = FN(load_some)(value[r] + d, n);
         const VEC y = weight[r] * g + (slope[r] * w + pull[r] * x);
         sum += slope[r] * x;
         if (streamed) {
             FN(stream)(gradient[r] + d, y);
         } else {
-            FN(give)(gradient[r] + d, y, n);
+            FN(store_some)(gradient[r] + d, y, n);
         }
     }
-    FN(give_wide)(query_gradient + d, sum, n);
+    FN(store_some_wide)(query_gradient + d, sum, n);
 }
 
 /* gradient[r] = weight[r] out_gradient + slope[r] query + pull[r] value[r]; query_gradient += slope[r] value[r]. */
@@ -165,20 +170,36 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
         const A *out_gradient =
             FN(wide_rows)(scratch, (const T *)read->out_gradient[0] + first * width, count * width);
         for (int64_t i = 0; i < sources; i++) {
-            for (int64_t t = 0; t < count; t++) {
-                const int64_t place = t * stride + i;
-                A square = 0, dot[2];
+            for (int64_t t = 0; t < count; t += 8) {
+                const int64_t some = count - t < 8 ? count - t : 8, place = t * stride + i;
+                VEC squares[8] = {0};
+                A square[8];
                 for (int64_t head = 0; head < heads; head++) {
-                    const T *row = source[i] + (first + t) * width + head * slice;
-                    square += FN(dots_and_square)(row, query + head * slice,
-                                                  out_gradient + t * width + head * slice, slice, dot);
-                    logits[head * block + place] = dot[0];
-                    dots[head * block + place] = dot[1];
+                    VEC one[8] = {0}, two[8] = {0}, own;
+                    A logit[8], dot[8];
+                    for (int64_t r = 0; r < some; r++) {
+                        const int64_t at = (t + r) * width + head * slice;
+                        FN(sums_of_row)(source[i] + first * width + at, query + head * slice, out_gradient + at, slice,
+                                        one + r, two + r, &own);
+                        squares[r] += own;
+                    }
+                    FN(sums_of_8)(one, logit);
+                    FN(sums_of_8)(two, dot);
+                    for (int64_t r = 0; r < some; r++) {
+                        logits[head * block + place + r * stride] = logit[r];
+                        dots[head * block + place + r * stride] = dot[r];
+                    }
                 }
-                inverse[place] = FN(rms_inverse)(read, square);
-                pull[place] = 0;
-                for (int64_t head = 0; head < heads; head++) {
-                    logits[head * block + place] *= inverse[place];
+                FN(sums_of_8)(squares, square);
+                for (int64_t r = 0; r < 8; r += LANES) {
+                    FN(store_wide)(square + r, FN(rms_inverses)(read, FN(load_wide)(square + r)));
+                }
+                for (int64_t r = 0; r < some; r++) {
+                    inverse[place + r * stride] = square[r];
+                    pull[place + r * stride] = 0;
+                    for (int64_t head = 0; head < heads; head++) {
+                        logits[head * block + place + r * stride] *= square[r];
+                    }
                 }
             }
         }

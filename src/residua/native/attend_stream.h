@@ -6,19 +6,9 @@
  * sources instead, to find them in the cache the second time, fails where sources are a power of two apart: they share
  * its sets.)
  */
-INLINE void FN(eight_exponentials)(A *x) {
-#if LANES == 8
-    FN(store_wide)(x, FN(exponential)(FN(load_wide)(x)));
-#else
-    for (int t = 0; t < 8; t++) {
-        x[t] = exp(x[t]);
-    }
-#endif
-}
-
-/* As dots; fetches two of the rows that are wanted soon, and add_rows the other two: the memory never rests. */
-NOINLINE void FN(dots_of_4_sources)(const T *const *four, const A *vector, int64_t width, int64_t ahead, A *dot,
-                                    A *square) {
+/* As dots, to eight: the dots, then the squares. Fetches two of the rows that are wanted soon, and add_rows the other
+ * two: the memory never rests. */
+NOINLINE void FN(dots_of_4_sources)(const T *const *four, const A *vector, int64_t width, int64_t ahead, A *eight) {
     const T *const rows[4] = {four[0], four[1], four[2], four[3]};
     VEC sum[4][4] = {0}, squares[4] = {0};
     int64_t d = 0;
@@ -31,36 +21,78 @@ NOINLINE void FN(dots_of_4_sources)(const T *const *four, const A *vector, int64
     for (; d < width; d += LANES) {
         FN(dots_step)(4, rows, 1, &vector, d, width - d < LANES ? width - d : LANES, sum, squares);
     }
-    for (int s = 0; s < 4; s++) {
-        dot[s] = FN(sum)(sum[s][0]);
-        square[s] = FN(sum)(squares[s]);
-    }
+    const VEC all[8] = {sum[0][0], sum[1][0], sum[2][0], sum[3][0], squares[0], squares[1], squares[2], squares[3]};
+    FN(sums_of_8)(all, eight);
 }
 
-INLINE void FN(add_step)(A *sum, VEC keep, const T *const *rows, const VEC *share, int64_t d, int64_t n) {
-    VEC x = keep * FN(take_wide)(sum + d, n);
+/* power = exp of the first four, and of what is left of the sum so far; made in registers, since a vector cannot be
+ * loaded before numbers that were just stored one by one. */
+INLINE void FN(five_powers)(A *power, const A *logit, A large, A most) {
+#if LANES == 8
+    const VEC x = {logit[0] - large, logit[1] - large, logit[2] - large, logit[3] - large, most - large, 0, 0, 0};
+#else
+    const VEC x = {logit[0] - large, logit[1] - large, logit[2] - large, logit[3] - large};
+    power[4] = exp(most - large);
+#endif
+    FN(store_wide)(power, FN(exponential)(x));
+}
+
+INLINE void FN(add_step)(const int first, const int last, A *sum, VEC keep, const T *const *rows, const VEC *share,
+                         T *out, VEC scale, int64_t d, int64_t n) {
+    VEC x = share[0] * FN(load_some)(rows[0] + d, n);
+    if (!first) {
+        x += keep * FN(load_some_wide)(sum + d, n);
+    }
 #pragma GCC unroll 4
-    for (int s = 0; s < 4; s++) {
-        x += share[s] * FN(take)(rows[s] + d, n);
+    for (int s = 1; s < 4; s++) {
+        x += share[s] * FN(load_some)(rows[s] + d, n);
     }
-    FN(give_wide)(sum + d, x, n);
+    if (last) {
+        FN(store_some)(out + d, scale * x, n);
+    } else {
+        FN(store_some_wide)(sum + d, x, n);
+    }
 }
 
-/* sum = keep sum + share[s] rows[s]; meanwhile the rows that are wanted soon are on their way. */
-NOINLINE void FN(add_rows)(A *sum, A kept, const T *const *four, const A *shares, int64_t width, int64_t ahead) {
-    const VEC keep = FN(splat)(kept);
+/* sum = power[4] sum + power[s] rows[s], the first without the old sum and the last to out, scaled; meanwhile the rows
+ * that are wanted soon are on their way. */
+INLINE void FN(add_rows)(const int first, const int last, A *sum, const T *const *four, const A *power, T *out, A scaled,
+                         int64_t width, int64_t ahead) {
+    const VEC keep = FN(splat)(power[4]), scale = FN(splat)(scaled);
     const T *const rows[4] = {four[0], four[1], four[2], four[3]}; /* copies that no store can alias */
-    const VEC share[4] = {FN(splat)(shares[0]), FN(splat)(shares[1]), FN(splat)(shares[2]), FN(splat)(shares[3])};
+    const VEC share[4] = {FN(splat)(power[0]), FN(splat)(power[1]), FN(splat)(power[2]), FN(splat)(power[3])};
     int64_t d = 0;
     for (; d + 2 * LANES <= width; d += 2 * LANES) {
         __builtin_prefetch(rows[2] + d + ahead, 0, 2);
-        FN(add_step)(sum, keep, rows, share, d, LANES);
+        FN(add_step)(first, last, sum, keep, rows, share, out, scale, d, LANES);
         __builtin_prefetch(rows[3] + d + ahead, 0, 2);
-        FN(add_step)(sum, keep, rows, share, d + LANES, LANES);
+        FN(add_step)(first, last, sum, keep, rows, share, out, scale, d + LANES, LANES);
     }
     for (; d < width; d += LANES) {
-        FN(add_step)(sum, keep, rows, share, d, width - d < LANES ? width - d : LANES);
+        FN(add_step)(first, last, sum, keep, rows, share, out, scale, d, width - d < LANES ? width - d : LANES);
     }
+}
+
+typedef void FN(adder)(A *, const T *const *, const A *, T *, A, int64_t, int64_t);
+
+NOINLINE void FN(add_first)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
+                            int64_t ahead) {
+    FN(add_rows)(1, 0, sum, rows, power, out, scale, width, ahead);
+}
+
+NOINLINE void FN(add_next)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
+                           int64_t ahead) {
+    FN(add_rows)(0, 0, sum, rows, power, out, scale, width, ahead);
+}
+
+NOINLINE void FN(add_last)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
+                           int64_t ahead) {
+    FN(add_rows)(0, 1, sum, rows, power, out, scale, width, ahead);
+}
+
+NOINLINE void FN(add_only)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
+                           int64_t ahead) {
+    FN(add_rows)(1, 1, sum, rows, power, out, scale, width, ahead);
 }
 
 static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) {
@@ -70,49 +102,43 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
     const A *query = read->query, *carry = read->carry_logit;
     A *most = (A *)(read->scratch + part * read->scratch_bytes), *total = most + read->tile; /* [tile] */
     A *sums = total + read->tile;                                                            /* [tile, width] */
-    for (int64_t first = begin; first < end; first += read->tile) {
-        const int64_t count = end - first < read->tile ? end - first : read->tile;
+    for (int64_t start = begin; start < end; start += read->tile) {
+        const int64_t count = end - start < read->tile ? end - start : read->tile;
         for (int64_t t = 0; t < count; t++) {
-            most[t] = carry ? carry[read->carry_steps ? first + t : 0] : -INFINITY;
+            most[t] = carry ? carry[read->carry_steps ? start + t : 0] : -INFINITY;
             total[t] = carry != NULL;
             if (read->carry_value) {
-                FN(copy_wide)(sums + t * width, (const T *)read->carry_value + (first + t) * width, width);
-            } else {
-                memset(sums + t * width, 0, (size_t)width * sizeof(A));
+                FN(copy_wide)(sums + t * width, (const T *)read->carry_value + (start + t) * width, width);
             }
         }
         for (int64_t i = 0; i < sources; i += 4) {
             const int64_t some = sources - i < 4 ? sources - i : 4;
+            const int first = i == 0 && !read->carry_value, last = i + 4 >= sources;
+            FN(adder) *add = first ? last ? FN(add_only) : FN(add_first) : last ? FN(add_last) : FN(add_next);
             for (int64_t t = 0; t < count; t++) {
                 const T *rows[4];
-                A square[4], dot[4], power[8] = {0}; /* of the four sources, then of the sum so far */
+                A eight[8], inverse[8], logit[4], power[8], large = most[t];
                 for (int64_t s = 0; s < 4; s++) {
-                    rows[s] = source[i + (s < some ? s : 0)] + (first + t) * width;
+                    rows[s] = source[i + (s < some ? s : 0)] + (start + t) * width;
                 }
-                FN(dots_of_4_sources)(rows, query, width, ahead, dot, square);
-                A large = most[t];
-                for (int64_t s = 0; s < some; s++) {
-                    power[s] = dot[s] * FN(rms_inverse)(read, square[s]);
-                    large = power[s] > large ? power[s] : large;
+                FN(dots_of_4_sources)(rows, query, width, ahead, eight);
+                FN(store_wide)(inverse + 8 - LANES, FN(rms_inverses)(read, FN(load_wide)(eight + 8 - LANES)));
+                for (int64_t s = 0; s < 4; s++) {
+                    logit[s] = s < some ? eight[s] * inverse[4 + s] : -INFINITY;
+                    large = logit[s] > large ? logit[s] : large;
                 }
-                for (int64_t s = 0; s < some; s++) {
-                    power[s] -= large;
-                }
-                power[4] = most[t] - large;
-                most[t] = large;
-                FN(eight_exponentials)(power);
+                FN(five_powers)(power, logit, large, most[t]);
                 for (int64_t s = some; s < 4; s++) {
                     power[s] = 0;
                 }
+                most[t] = large;
                 total[t] = total[t] * power[4] + ((power[0] + power[1]) + (power[2] + power[3]));
-                FN(add_rows)(sums + t * width, power[4], rows, power, width, ahead);
+                add(sums + t * width, rows, power, (T *)read->out[0] + (start + t) * width, (A)read->scale / total[t],
+                    width, ahead);
             }
         }
-        for (int64_t t = 0; t < count; t++) {
-            FN(scale_row)((T *)read->out[0] + (first + t) * width, sums + t * width, (A)read->scale / total[t], width);
-            if (read->lse) {
-                ((A *)read->lse)[first + t] = most[t] + (A)log((double)total[t]);
-            }
+        for (int64_t t = 0; read->lse && t < count; t++) {
+            ((A *)read->lse)[start + t] = most[t] + (A)log((double)total[t]);
         }
     }
 }
@@ -123,27 +149,27 @@ INLINE void FN(pull_step)(const int rows, const int vectors, const int streamed,
     VEC sum[4];
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-        sum[v] = FN(take_wide)(query_gradient + d + v * LANES, n);
+        sum[v] = FN(load_some_wide)(query_gradient + d + v * LANES, n);
     }
 #pragma GCC unroll 2
     for (int r = 0; r < rows; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
             const int64_t at = r * width + d + v * LANES;
-            const VEC x = FN(take)(value + at, n);
-            const VEC y = weight[r] * FN(take_wide)(out_gradient + at, n) +
-                          (slope[r] * FN(take_wide)(query + d + v * LANES, n) + pull[r] * x);
+            const VEC x = FN(load_some)(value + at, n);
+            const VEC y = weight[r] * FN(load_some_wide)(out_gradient + at, n) +
+                          (slope[r] * FN(load_some_wide)(query + d + v * LANES, n) + pull[r] * x);
             sum[v] += slope[r] * x;
             if (streamed) {
                 FN(stream)(gradient + at, y);
             } else {
-                FN(give)(gradient + at, y, n);
+                FN(store_some)(gradient + at, y, n);
             }
         }
     }
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; v++) {
-        FN(give_wide)(query_gradient + d + v * LANES, sum[v], n);
+        FN(store_some_wide)(query_gradient + d + v * LANES, sum[v], n);
     }
 }
 
@@ -215,23 +241,26 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
             for (int64_t t = 0; t < count; t += 8) {
                 const int64_t rows = count - t < 8 ? count - t : 8;
                 const T *row = source[i] + (first + t) * width;
-                A logit[8] = {0}, inverse[8], dot[2], dots[8] = {0}, weight[8] = {0}, slope[8], pull[8];
+                VEC logits[8] = {0}, slopes[8] = {0}, squares[8] = {0};
+                A logit[8], dot[8], square[8], weight[8], slope[8], pull[8];
                 for (int64_t r = 0; r < rows; r++) {
-                    inverse[r] = FN(dots_and_square)(row + r * width, query, out_gradient + (t + r) * width, width, dot);
-                    logit[r] = dot[0];
-                    dots[r] = dot[1];
+                    FN(sums_of_row)(row + r * width, query, out_gradient + (t + r) * width, width, logits + r,
+                                    slopes + r, squares + r);
                 }
-                for (int64_t r = 0; r < rows; r++) {
-                    inverse[r] = FN(rms_inverse)(read, inverse[r]);
-                    logit[r] *= inverse[r];
-                    weight[r] = logit[r] - lse[first + t + r];
-                }
-                FN(eight_exponentials)(weight);
-                for (int64_t r = 0; r < rows; r++) {
-                    explained[t + r] += weight[r] * dots[r];
-                    weight[r] *= scale;
-                    slope[r] = weight[r] * (dots[r] - mean[t + r]) * inverse[r];
-                    pull[r] = -slope[r] * logit[r] * inverse[r] / (A)width;
+                FN(sums_of_8)(logits, logit);
+                FN(sums_of_8)(slopes, dot);
+                FN(sums_of_8)(squares, square);
+                for (int64_t r = 0; r < rows; r += LANES) {
+                    const int64_t n = rows - r < LANES ? rows - r : LANES;
+                    const VEC inverse = FN(rms_inverses)(read, FN(load_wide)(square + r));
+                    const VEC x = FN(load_wide)(logit + r) * inverse, y = FN(load_wide)(dot + r);
+                    VEC share = FN(exponential)(x - FN(load_some_wide)(lse + first + t + r, n));
+                    FN(store_some_wide)(explained + t + r, FN(load_some_wide)(explained + t + r, n) + share * y, n);
+                    share *= scale;
+                    const VEC steep = share * (y - FN(load_some_wide)(mean + t + r, n)) * inverse;
+                    FN(store_wide)(weight + r, share);
+                    FN(store_wide)(slope + r, steep);
+                    FN(store_wide)(pull + r, -steep * x * inverse / (A)width);
                 }
                 for (int64_t r = 0; r < rows; r += 2) {
                     T *out = made ? made + (t + r) * width : unwanted;
@@ -244,15 +273,15 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
         }
         for (int64_t t = 0; carry && t < count; t++) {
             /* mean is made of every entry of the softmax: what the sources leave of it is the carry's, 0 for a null */
-            A share[8] = {carry[read->carry_steps ? first + t : 0] - lse[first + t]};
-            FN(eight_exponentials)(share);
+            const A logit = carry[read->carry_steps ? first + t : 0];
+            const A share = FN(exponential)(FN(splat)(logit - lse[first + t]))[0];
             if (read->carry_steps) {
-                const A slope = scale * (mean[t] - explained[t] - share[0] * mean[t]);
+                const A slope = scale * (mean[t] - explained[t] - share * mean[t]);
                 ((A *)read->carry_logit_gradient)[first + t] = slope;
                 FN(scale_row)((T *)read->carry_gradient + (first + t) * width, out_gradient + t * width,
-                              scale * share[0], width);
+                              scale * share, width);
             } else {
-                totals[width] -= scale * share[0] * mean[t];
+                totals[width] -= scale * share * mean[t];
             }
         }
     }

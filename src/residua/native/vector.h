@@ -11,11 +11,44 @@ INLINE VEC FN(splat)(A x) {
     return x - (VEC){0};
 }
 
+/* In the order of sums_of_8, so that equal vectors have equal sums: differences of such sums must vanish exactly. */
 INLINE A FN(sum)(VEC x) {
 #if LANES == 8
-    return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+    return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 #else
-    return (x[0] + x[2]) + (x[1] + x[3]);
+    return (x[0] + x[1]) + (x[2] + x[3]);
+#endif
+}
+
+/* sums[i] = the sum of x[i], of eight vectors at once. */
+INLINE void FN(sums_of_8)(const VEC *x, A *sums) {
+#if defined(USE_AVX2) && LANES == 8
+    __m256 pairs[4], fours[2];
+    for (int i = 0; i < 4; i++) {
+        pairs[i] = _mm256_hadd_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        fours[i] = _mm256_hadd_ps(pairs[2 * i], pairs[2 * i + 1]);
+    }
+    const __m256 low = _mm256_permute2f128_ps(fours[0], fours[1], 0x20);
+    _mm256_storeu_ps(sums, low + _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+#else
+    for (int i = 0; i < 8; i++) {
+        sums[i] = FN(sum)(x[i]);
+    }
+#endif
+}
+
+INLINE VEC FN(root)(VEC x) {
+#if defined(USE_AVX2) && LANES == 8
+    return (VEC)_mm256_sqrt_ps((__m256)x);
+#elif defined(USE_AVX2)
+    return (VEC)_mm256_sqrt_pd((__m256d)x);
+#else
+    for (int i = 0; i < LANES; i++) {
+        x[i] = (A)sqrt((double)x[i]);
+    }
+    return x;
 #endif
 }
 
@@ -66,7 +99,11 @@ INLINE FN(half) FN(narrow)(VEC x) {
 INLINE VEC FN(load)(const T *p) {
     FN(half) x;
     memcpy(&x, p, sizeof x);
+#ifdef USE_AVX2
+    return (VEC)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16); /* GCC does not find it for itself */
+#else
     return FN(widen)(x);
+#endif
 }
 
 INLINE VEC FN(load_part)(const T *p, int64_t n) {
