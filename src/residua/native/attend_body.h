@@ -202,6 +202,76 @@ NOINLINE A FN(route_gradient)(const attend_read *read, A *row, const A *logit, A
     return carry;
 }
 
+INLINE void FN(pull_step)(const int rows, const int vectors, const int streamed, const T *const *value,
+                          const A *const *above, const A *query, const VEC *weight, const VEC *slope, const VEC *pull,
+                          T *const *gradient, A *query_gradient, int64_t d, int64_t n) {
+    VEC sum[2];
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+        sum[v] = FN(load_some_wide)(query_gradient + d + v * LANES, n);
+    }
+#pragma GCC unroll 2
+    for (int r = 0; r < rows; r++) {
+        VEC y[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++) {
+            const int64_t at = d + v * LANES;
+            const VEC x = FN(load_some)(value[r] + at, n);
+            y[v] = weight[r] * FN(load_some_wide)(above[r] + at, n) +
+                   (slope[r] * FN(load_some_wide)(query + at, n) + pull[r] * x);
+            sum[v] += slope[r] * x;
+        }
+        if (vectors == 2) {
+            FN(store_two)(streamed, gradient[r] + d, y[0], y[1]);
+        } else {
+            FN(store_some)(gradient[r] + d, y[0], n);
+        }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < vectors; v++) {
+        FN(store_some_wide)(query_gradient + d + v * LANES, sum[v], n);
+    }
+}
+
+/* gradient[r] = weight[r] above[r] + slope[r] query + pull[r] value[r] and query_gradient += slope[r] value[r], for one
+ * or two rows; meanwhile what lies eight rows on is on its way. */
+INLINE void FN(pull_rows)(const int rows, const int streamed, const T *const *values, const A *const *aboves,
+                          const A *query, const A *weights, const A *slopes, const A *pulls, T *const *gradients,
+                          A *query_gradient, int64_t width) {
+    const T *const value[2] = {values[0], values[rows - 1]}; /* copies that no store can alias */
+    const A *const above[2] = {aboves[0], aboves[rows - 1]};
+    T *const gradient[2] = {gradients[0], gradients[rows - 1]};
+    const VEC weight[2] = {FN(splat)(weights[0]), FN(splat)(weights[rows - 1])};
+    const VEC slope[2] = {FN(splat)(slopes[0]), FN(splat)(slopes[rows - 1])};
+    const VEC pull[2] = {FN(splat)(pulls[0]), FN(splat)(pulls[rows - 1])};
+    int64_t d = 0;
+    for (; d + 2 * LANES <= width; d += 2 * LANES) {
+#pragma GCC unroll 2
+        for (int r = 0; r < rows; r++) {
+            __builtin_prefetch(value[r] + 8 * width + d, 0, 2);
+        }
+        FN(pull_step)(rows, 2, streamed, value, above, query, weight, slope, pull, gradient, query_gradient, d, LANES);
+    }
+    for (; d < width; d += LANES) {
+        FN(pull_step)(rows, 1, 0, value, above, query, weight, slope, pull, gradient, query_gradient, d,
+                      width - d < LANES ? width - d : LANES);
+    }
+}
+
+NOINLINE void FN(pull_2_streamed)(const T *const *value, const A *const *above, const A *query, const A *weight,
+                                  const A *slope, const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_rows)(2, 1, value, above, query, weight, slope, pull, gradient, query_gradient, width);
+}
+
+NOINLINE void FN(pull_2)(const T *const *value, const A *const *above, const A *query, const A *weight, const A *slope,
+                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_rows)(2, 0, value, above, query, weight, slope, pull, gradient, query_gradient, width);
+}
+
+NOINLINE void FN(pull_1)(const T *const *value, const A *const *above, const A *query, const A *weight, const A *slope,
+                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
+    FN(pull_rows)(1, 0, value, above, query, weight, slope, pull, gradient, query_gradient, width);
+}
 
 /* Adds a tile's sums to those of the whole range: float32 would lose digits over many tokens. */
 INLINE void FN(settle)(double *total, A *tile, int64_t n) {

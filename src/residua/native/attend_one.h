@@ -89,54 +89,6 @@ static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
     }
 }
 
-INLINE void FN(pull_pair_step)(const int rows, const int streamed, const T *const *value, const A *out_gradient,
-                          const A *query, const A *weight, const A *slope, const A *pull, T *const *gradient,
-                          A *query_gradient, int64_t d, int64_t n) {
-    const VEC g = FN(load_some_wide)(out_gradient + d, n), w = FN(load_some_wide)(query + d, n);
-    VEC sum = FN(load_some_wide)(query_gradient + d, n);
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
-        const VEC x = FN(load_some)(value[r] + d, n);
-        const VEC y = weight[r] * g + (slope[r] * w + pull[r] * x);
-        sum += slope[r] * x;
-        if (streamed) {
-            FN(stream)(gradient[r] + d, y);
-        } else {
-            FN(store_some)(gradient[r] + d, y, n);
-        }
-    }
-    FN(store_some_wide)(query_gradient + d, sum, n);
-}
-
-/* gradient[r] = weight[r] out_gradient + slope[r] query + pull[r] value[r]; query_gradient += slope[r] value[r]. */
-INLINE void FN(pull_pair)(const int rows, const int streamed, const T *const *value, const A *out_gradient,
-                          const A *query, const A *weight, const A *slope, const A *pull, T *const *gradient,
-                          A *query_gradient, int64_t width) {
-    int64_t d = 0;
-    for (; d + LANES <= width; d += LANES) {
-        FN(pull_pair_step)(rows, streamed, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, d,
-                      LANES);
-    }
-    if (d < width) {
-        FN(pull_pair_step)(rows, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, d, width - d);
-    }
-}
-
-NOINLINE void FN(pull_2_streamed)(const T *const *value, const A *out_gradient, const A *query, const A *weight,
-                                  const A *slope, const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_pair)(2, 1, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_2)(const T *const *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
-                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_pair)(2, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_1)(const T *const *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
-                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_pair)(1, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
 NOINLINE void FN(scale_row)(T *out, const A *row, A weight, int64_t width) {
     int64_t d = 0;
     for (; d + LANES <= width; d += LANES) {
@@ -160,9 +112,9 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
     A *query_gradient = pull + block, *scratch = query_gradient + width;
     T *unwanted = (T *)(scratch + read->tile * width);
     double *totals = read->totals + part * (width + 1);
-    int streamed = read->streamed && slice % LANES == 0;
+    int streamed = read->streamed;
     for (int64_t i = 0; i < sources; i++) {
-        streamed = streamed && gradient[i] && FN(can_stream)(gradient[i]);
+        streamed = streamed && gradient[i] && FN(can_stream_rows)(gradient[i], slice);
     }
     memset(query_gradient, 0, (size_t)width * sizeof(A));
     for (int64_t first = begin; first < end; first += read->tile) {
@@ -228,12 +180,13 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
             for (int64_t t = 0; t < count; t++) {
                 for (int64_t head = 0; head < heads; head++) {
                     const int64_t at = (first + t) * width + head * slice, place = head * block + t * stride + i;
-                    const T *value[2] = {source[i] + at, source[i + two] + at};
-                    T *made[2] = {gradient[i] ? gradient[i] + at : unwanted,
-                                  gradient[i + two] ? gradient[i + two] + at : unwanted};
-                    (two ? streamed ? FN(pull_2_streamed) : FN(pull_2) : FN(pull_1))(
-                        value, out_gradient + t * width + head * slice, query + head * slice, rows + place, dots + place,
-                        pull + t * stride + i, made, query_gradient + head * slice, slice);
+                    const A *const g = out_gradient + t * width + head * slice, *const above[2] = {g, g};
+                    const T *const value[2] = {source[i] + at, source[i + two] + at};
+                    T *const made[2] = {gradient[i] ? gradient[i] + at : unwanted,
+                                        gradient[i + two] ? gradient[i + two] + at : unwanted};
+                    (!two ? FN(pull_1) : streamed ? FN(pull_2_streamed) : FN(pull_2))(
+                        value, above, query + head * slice, rows + place, dots + place, pull + t * stride + i, made,
+                        query_gradient + head * slice, slice);
                 }
             }
         }

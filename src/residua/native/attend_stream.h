@@ -143,77 +143,6 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
     }
 }
 
-INLINE void FN(pull_step)(const int rows, const int vectors, const int streamed, const T *value, const A *out_gradient,
-                          const A *query, const VEC *weight, const VEC *slope, const VEC *pull, T *gradient,
-                          A *query_gradient, int64_t width, int64_t d, int64_t n) {
-    VEC sum[4];
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) {
-        sum[v] = FN(load_some_wide)(query_gradient + d + v * LANES, n);
-    }
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
-#pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const int64_t at = r * width + d + v * LANES;
-            const VEC x = FN(load_some)(value + at, n);
-            const VEC y = weight[r] * FN(load_some_wide)(out_gradient + at, n) +
-                          (slope[r] * FN(load_some_wide)(query + d + v * LANES, n) + pull[r] * x);
-            sum[v] += slope[r] * x;
-            if (streamed) {
-                FN(stream)(gradient + at, y);
-            } else {
-                FN(store_some)(gradient + at, y, n);
-            }
-        }
-    }
-#pragma GCC unroll 4
-    for (int v = 0; v < vectors; v++) {
-        FN(store_some_wide)(query_gradient + d + v * LANES, sum[v], n);
-    }
-}
-
-/* gradient = weight out_gradient + slope query + pull value and query_gradient += slope value, for one or two rows that
- * follow each other; meanwhile the row that is wanted eight rows from now is on its way. */
-INLINE void FN(pull_rows)(const int rows, const int streamed, const T *value, const A *out_gradient, const A *query,
-                          const A *weights, const A *slopes, const A *pulls, T *gradient, A *query_gradient,
-                          int64_t width) {
-    const int line = 64 / (LANES * sizeof(T)); /* vectors: a store past the cache wants whole lines */
-    VEC weight[2], slope[2], pull[2];
-    int64_t d = 0;
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
-        weight[r] = FN(splat)(weights[r]), slope[r] = FN(splat)(slopes[r]), pull[r] = FN(splat)(pulls[r]);
-    }
-    for (; d + line * LANES <= width; d += line * LANES) {
-#pragma GCC unroll 2
-        for (int r = 0; r < rows; r++) {
-            __builtin_prefetch(value + (8 + r) * width + d, 0, 2);
-        }
-        FN(pull_step)(rows, line, streamed, value, out_gradient, query, weight, slope, pull, gradient, query_gradient,
-                      width, d, LANES);
-    }
-    for (; d < width; d += LANES) {
-        FN(pull_step)(rows, 1, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width, d,
-                      width - d < LANES ? width - d : LANES);
-    }
-}
-
-NOINLINE void FN(pull_2_rows_streamed)(const T *value, const A *out_gradient, const A *query, const A *weight,
-                                         const A *slope, const A *pull, T *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(2, 1, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_2_rows)(const T *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
-                                const A *pull, T *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(2, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_1_row)(const T *value, const A *out_gradient, const A *query, const A *weight, const A *slope,
-                                const A *pull, T *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(1, 0, value, out_gradient, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
 static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;
     const int64_t width = read->width;
@@ -237,7 +166,7 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
         memset(explained, 0, (size_t)count * sizeof(A));
         for (int64_t i = 0; i < read->sources; i++) {
             T *const made = read->gradient[i] ? (T *)read->gradient[i] + first * width : NULL;
-            const int streamed = read->streamed && made && width % LANES == 0 && FN(can_stream)(made);
+            const int streamed = read->streamed && made && FN(can_stream_rows)(made, width);
             for (int64_t t = 0; t < count; t += 8) {
                 const int64_t rows = count - t < 8 ? count - t : 8;
                 const T *row = source[i] + (first + t) * width;
@@ -263,10 +192,12 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
                     FN(store_wide)(pull + r, -steep * x * inverse / (A)width);
                 }
                 for (int64_t r = 0; r < rows; r += 2) {
-                    T *out = made ? made + (t + r) * width : unwanted;
-                    (r + 1 == rows ? FN(pull_1_row) : streamed ? FN(pull_2_rows_streamed) : FN(pull_2_rows))(
-                        row + r * width, out_gradient + (t + r) * width, query, weight + r, slope + r, pull + r, out,
-                        query_gradient, width);
+                    const int64_t next = r + 1 < rows ? width : 0, at = (t + r) * width;
+                    const T *const value[2] = {row + r * width, row + r * width + next};
+                    const A *const above[2] = {out_gradient + at, out_gradient + at + next};
+                    T *const out[2] = {made ? made + at : unwanted, made ? made + at + next : unwanted};
+                    (!next ? FN(pull_1) : streamed ? FN(pull_2_streamed) : FN(pull_2))(
+                        value, above, query, weight + r, slope + r, pull + r, out, query_gradient, width);
                 }
             }
             FN(settle)(totals, query_gradient, width);

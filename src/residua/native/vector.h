@@ -82,17 +82,25 @@ INLINE VEC FN(widen)(FN(half) x) {
     return (VEC)(__builtin_convertvector(x, FN(bits)) << 16);
 }
 
-INLINE FN(half) FN(narrow)(VEC x) {
-    FN(bits) bits = (FN(bits))x;
-    FN(bits) rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    FN(bits) quiet = (bits >> 16) | 0x40; /* rounding could carry a NaN into an infinity */
-    FN(bits) is_nan = (FN(bits))(x != x);
-    rounded = (quiet & is_nan) | (rounded & ~is_nan);
+/* bfloat16 in the lower halves of 32 bits. */
+INLINE FN(bits) FN(rounded)(VEC x) {
+    const FN(bits) bits = (FN(bits))x, high = bits >> 16;
+    const FN(bits) nearest = (bits + 0x7fff + (high & 1)) >> 16;
+    const FN(bits) quiet = high | 0x40; /* rounding could carry a NaN into an infinity */
 #ifdef USE_AVX2
-    __m256i wide = (__m256i)rounded;
+    return (FN(bits))_mm256_blendv_ps((__m256)nearest, (__m256)quiet, _mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q));
+#else
+    const FN(bits) is_nan = (FN(bits))(x != x);
+    return (quiet & is_nan) | (nearest & ~is_nan);
+#endif
+}
+
+INLINE FN(half) FN(narrow)(VEC x) {
+#ifdef USE_AVX2
+    const __m256i wide = (__m256i)FN(rounded)(x);
     return (FN(half))_mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 #else
-    return __builtin_convertvector(rounded, FN(half));
+    return __builtin_convertvector(FN(rounded)(x), FN(half));
 #endif
 }
 
@@ -195,6 +203,32 @@ INLINE void FN(stream)(T *p, VEC x) {
     _mm256_stream_si256((__m256i *)(void *)p, (__m256i)x);
 #else
     FN(store)(p, x);
+#endif
+}
+
+/* Whether rows of so many numbers from p on can be written by store_two as streams. */
+INLINE int FN(can_stream_rows)(const T *p, int64_t width) {
+    return (((uintptr_t)p | (uintptr_t)width * sizeof(T)) & 31) == 0;
+}
+
+/* Two vectors that follow each other; in bfloat16 they are one, and rounded together. */
+INLINE void FN(store_two)(const int streamed, T *p, VEC x, VEC y) {
+#if defined(USE_AVX2) && defined(USE_BFLOAT16)
+    const __m256i mixed = _mm256_packus_epi32((__m256i)FN(rounded)(x), (__m256i)FN(rounded)(y));
+    const __m256i both = _mm256_permute4x64_epi64(mixed, 0xd8); /* packing works on halves of a vector */
+    if (streamed) {
+        _mm256_stream_si256((__m256i *)(void *)p, both);
+    } else {
+        _mm256_storeu_si256((__m256i *)(void *)p, both);
+    }
+#else
+    if (streamed) {
+        FN(stream)(p, x);
+        FN(stream)(p + LANES, y);
+    } else {
+        FN(store)(p, x);
+        FN(store)(p + LANES, y);
+    }
 #endif
 }
 
