@@ -69,18 +69,18 @@ class OnStreamLayer:
         state = placed(self, stream, self.sites, hidden_states)
         if not self.sites[0].index:
             state = stream.open(unpadded(state, mask), past=None if kept is None else kept.past)
-        parts = iter(self.anatomy.parts)
+        parts, between = iter(self.anatomy.parts), self.inserted._modules
         for site in self.sites:
             answer: Callable[..., Tensor]
-            if site.name in self.inserted:
-                inserted: Any = self.inserted[site.name]
+            if site.name in between:
+                inserted: Any = between[site.name]
                 norm, answer = inserted.norm, partial(inserted, mask=mask, kept=kept)
             else:
                 part = next(parts)
                 norm, answer = self._norm(part), self._part(part, kwargs)
             read, raw = self._read(stream, state, site, norm)
             y = answer(*read.lanes)
-            if self.anatomy.parallel and site.name not in self.inserted:
+            if self.anatomy.parallel and site.name not in between:
                 for other in parts:
                     y = self._part(other, kwargs)(*self._norm(other)(raw)) + y
             state = stream.write(state, site, read, unpadded(y, mask))

@@ -13,18 +13,24 @@ from residua.native.library import TYPES, library
 from residua.ops._backend import Unsupported
 
 
-def traced(*tensors: Tensor) -> bool:
-    """Whether somebody follows torch's operations: a compiler, a dispatch mode, a functorch transform, a subclass.
+def watched() -> bool:
+    """Whether somebody follows torch's operations: a compiler, or a dispatch mode such as that of fake tensors."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
-    Native code would be a hole in what they see, so such calls take the op's form in PyTorch, which is what they
-    fuse, batch or distribute.
-    """
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or any(type(tensor) is not Tensor and type(tensor) is not nn.Parameter for tensor in tensors)
+
+def foreign(*tensors: Tensor) -> bool:
+    """Whether the tensors are not plain numbers: under a functorch transform, or of a subclass."""
+    return torch._C._are_functorch_transforms_active() or any(
+        type(tensor) is not Tensor and type(tensor) is not nn.Parameter for tensor in tensors
     )
+
+
+def traced(*tensors: Tensor) -> bool:
+    """Whether an op must be seen as operations of torch: native code would be a hole in what is followed.
+
+    Such calls take the op's form in PyTorch, which is what compilers and transforms fuse, batch or distribute.
+    """
+    return watched() or foreign(*tensors)
 
 
 def require(*tensors: Tensor) -> None:
@@ -42,8 +48,11 @@ def require(*tensors: Tensor) -> None:
 
 def dense(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor in order, without conjugation or broken alignment; itself where it already is."""
-    tensor = tensor.to(dtype or tensor.dtype).contiguous()
-    return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+    if dtype is not None and tensor.dtype is not dtype:
+        tensor = tensor.detach().to(dtype)
+    if not tensor.is_contiguous() or tensor.is_neg():
+        tensor = tensor.detach().resolve_neg().contiguous()
+    return tensor.detach().clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
 def address(tensor: Tensor | None) -> int | None:

@@ -10,7 +10,7 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Past, Read, Routing, Start, Stream
-from residua.streams._bank import Ahead
+from residua.streams._ahead import Ahead
 from residua.streams._parts import Query, group_names, group_size, positive
 
 

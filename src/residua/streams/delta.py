@@ -12,7 +12,7 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Past, Read, Routing, Start, Stream
-from residua.streams._bank import Ahead
+from residua.streams._ahead import Ahead
 from residua.streams._parts import Part, Query, constant, group_names, group_size
 
 
@@ -53,6 +53,10 @@ class Gate(Part):
             return F.linear(h.to(self.weight.dtype), self.weight, self.bias).sigmoid().to(h.dtype)
         return self.alpha.to(h.dtype) if self.kind == "alpha" else 1.0
 
+    def onto(self, h: Tensor, r: Tensor) -> Tensor:
+        """h + g r."""
+        return h + r if self.kind == "none" else torch.addcmul(h, self(h), r)
+
 
 class Null(Part):
     """The choice to take nothing: a logit whose value is zero, or a vector among the sources; empty without it."""
@@ -62,10 +66,16 @@ class Null(Part):
 
     def __init__(self, kind: Literal["none", "logit", "vector"], width: int) -> None:
         super().__init__()
+        self.kind = kind
         if kind == "logit":
             self.add("logit", (1,), constant(0.0))
         elif kind == "vector":
             self.add("vector", (width,), constant(0.0))
+
+    @property
+    def asked(self) -> Tensor | None:
+        """The logit, where the null is one."""
+        return self.logit if self.kind == "logit" else None
 
 
 class How(TypedDict):
@@ -185,7 +195,7 @@ class Delta(Stream[Deltas]):
         part = self.part(site)
         if part is None:
             return Read(norm(s.h))
-        x, *v = (s.h + route.gate(s.h) * self._routed(route, s, site, place) for place, route in enumerate(part))
+        x, *v = (route.gate.onto(s.h, self._routed(route, s, site, place)) for place, route in enumerate(part))
         return Read(norm(x, x, *v) if v else norm(x))
 
     def write(self, s: Deltas, site: Site, read: Read, y: Tensor) -> Deltas:
@@ -205,7 +215,7 @@ class Delta(Stream[Deltas]):
         part = self.part(site)
         if part is None:
             return ()
-        return (("null",) if "vector" in part[0].null._starts else ()) + self._names(site)
+        return (("null",) if part[0].null.kind == "vector" else ()) + self._names(site)
 
     def routing(self, s: Deltas, site: Site) -> Routing | None:
         part = self.part(site)
@@ -234,7 +244,7 @@ class Delta(Stream[Deltas]):
             part = self.part(reader)
             if len(reads) + len(part) > most:
                 break
-            reads += [(route.query.folded(), getattr(route.null, "logit", None)) for route in part]
+            reads += [(route.query.folded(), route.null.asked) for route in part]
         return reads
 
     def _weights(self, route: Route, values: tuple[Tensor, ...]) -> Tensor:
@@ -243,11 +253,11 @@ class Delta(Stream[Deltas]):
         return ops.attend_weights(route.query.folded(), values, **self._how(route))
 
     def _how(self, route: Route) -> How:
-        return {"eps": self.eps, "null": getattr(route.null, "logit", None), "centered": self.centered}
+        return {"eps": self.eps, "null": route.null.asked, "centered": self.centered}
 
     def _values(self, route: Route, s: Deltas, site: Site) -> tuple[Tensor, ...]:
         values = s.sources + s.partial if self.include_partial else s.sources
-        if not hasattr(route.null, "vector"):
+        if route.null.kind != "vector":
             return values
         return (route.null.vector.to(s.h).expand_as(s.h), *(values if site.index else ()))
 

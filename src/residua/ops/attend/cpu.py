@@ -41,15 +41,15 @@ def attend(
     centered: bool,
 ) -> Tensor:
     """`reference.attend`."""
-    if _watched():
+    if guard.watched():
         return operator.attend(query, sources, null, eps, heads, total, centered)
-    if guard.traced(query, *sources):
+    if guard.foreign(query, *sources):
         return reference.attend(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
     native.serves(query, sources, null, heads)
     how = How(eps, heads, len(sources) if total else 1, centered)
     if torch.is_grad_enabled():
         return _Attend.apply(how, query, null, *sources)
-    return native.read(how, query, sources, null).value
+    return native.value(how, query, sources, null)
 
 
 @kernel("attend_weights", "cpu", "cpu")
@@ -102,11 +102,6 @@ def merge(
         return carry.value if scale == 1 else carry.value * scale
     native.serves(query, (carry.value, *sources), None, heads)
     return _Merge.apply(How(eps, heads, scale), query, carry.value, carry.lse, *sources)
-
-
-def _watched() -> bool:
-    """Whether somebody follows torch's operations: a compiler, or a dispatch mode such as that of fake tensors."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 class _Attend(torch.autograd.Function):

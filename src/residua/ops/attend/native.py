@@ -62,7 +62,7 @@ def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads:
 
 def wide(tensor: Any, like: Tensor) -> Any:
     """A query or null (or None) as the kernel takes it, for sources like `like`."""
-    return None if tensor is None else guard.dense(tensor.detach(), accumulator(like.dtype))
+    return None if tensor is None else guard.dense(tensor, accumulator(like.dtype))
 
 
 def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -130,6 +130,14 @@ def backward(
         )
     )  # fmt: skip
     return totals[:, :-1], totals[:, -1], made, into
+
+
+def value(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None) -> Tensor:
+    """One query's read, for whom no gradient will ask."""
+    like = sources[0]
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
+    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like))
+    return out
 
 
 def read(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None, carry: Carry | None = None) -> Carry:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from residua.streams import _bank
+from residua.streams import _ahead
 from residua.testing import LAWS, Case, assert_close, ids, specs
 
 SPECS = [spec for name in ("attnres", "delta") for spec in specs(name)]
@@ -20,15 +20,15 @@ def run(case):
 @pytest.fixture
 def always(monkeypatch):
     """Groups, however few the tokens."""
-    monkeypatch.setattr(_bank, "LEAST", 0)
+    monkeypatch.setattr(_ahead, "LEAST", 0)
 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("group", [2, 3, 8])
-def test_bank_groups_give_the_network_of_single_reads(spec, group, monkeypatch):
+def test_ahead_groups_give_the_network_of_single_reads(spec, group, monkeypatch):
     logits, gradients = run(Case(spec))
-    monkeypatch.setattr(_bank, "LEAST", 0)
-    monkeypatch.setattr(_bank, "GROUP", group)
+    monkeypatch.setattr(_ahead, "LEAST", 0)
+    monkeypatch.setattr(_ahead, "GROUP", group)
     grouped, found = run(Case(spec))
     assert_close(grouped, logits, "logits")
     for name, gradient in gradients.items():
@@ -37,13 +37,13 @@ def test_bank_groups_give_the_network_of_single_reads(spec, group, monkeypatch):
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("law", KEPT)
-def test_bank_groups_obey_the_law(law, spec, always):
+def test_ahead_groups_obey_the_law(law, spec, always):
     LAWS[law](Case(spec))
 
 
 @pytest.mark.parametrize(("spec", "groups"), [("attnres", True), ("delta", True), ("delta:blocks=2", True),
                                               ("attnres:window=1", False), ("delta:centered=true", False)])  # fmt: skip
-def test_bank_groups_run_where_they_can(spec, groups, always, monkeypatch):
+def test_ahead_groups_run_where_they_can(spec, groups, always, monkeypatch):
     """The state carries reads ahead for the designs that a group can serve, and nothing for the others."""
     model, seen = Case(spec).model(dtype=torch.float32), []
     write = model.stream.write
