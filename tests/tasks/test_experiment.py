@@ -27,7 +27,7 @@ class Copy(Task):
 def config_of(task, design, recipe):
     from residua.tasks.experiment import _config
 
-    return _config(task, design, recipe)
+    return _config(task, design, recipe.layout, recipe)
 
 
 def test_easy_task_is_solved_and_the_step_is_told():
@@ -45,6 +45,14 @@ def test_results_repeat_and_hold_a_row_a_design():
     assert one["rows"][0]["difference"] is None
     assert one["rows"][1]["difference"]["seeds"] == 3
     assert one["chance"] == tasks.build("parity").chance
+
+
+def test_rows_can_have_layouts_of_their_own():
+    layout = "swa:window=2,attn,mlp"
+    plain, own = run_task("parity", ["standard"], (0, 1), QUICK, also=[("standard", layout)])["rows"]
+    assert (plain["layout"], own["layout"]) == ("attn,mlp", layout)
+    assert own["parameters"] > plain["parameters"]
+    assert own["difference"]["seeds"] == 2
 
 
 def test_equal_designs_show_no_difference():
@@ -68,6 +76,8 @@ def test_known_routing_is_scored():
         ({"spec": "sudoku"}, "unknown task"),
         ({"designs": []}, "at least one design"),
         ({"designs": ["detla"]}, "did you mean 'delta'"),
+        ({"designs": ["delta", "delta"]}, "named twice"),
+        ({"also": [("standard", "attn,mlp")]}, "named twice"),
     ],
     ids=str,
 )
@@ -105,3 +115,17 @@ def test_command_lists_and_runs():
     shown = runner.invoke(app, ["tasks", "parity", *flags])
     assert shown.exit_code == 0, shown.output
     assert "baseline" in shown.output
+
+
+def test_command_writes_what_it_prints_and_says_what_a_row_is(tmp_path):
+    runner, out = CliRunner(), tmp_path / "made" / "parity.json"
+    flags = ["--steps", "2", "--width", "16", "--depth", "1", "--heads", "2", "--seeds", "1", "--out", str(out)]
+    shown = runner.invoke(app, ["tasks", "parity", *flags, "--also", "standard swa:window=2,attn,mlp", "--json"])
+    assert shown.exit_code == 0, shown.output
+    written = json.loads(out.read_text())
+    assert written["command"].startswith("residua ")
+    assert written["machine"]["versions"]["torch"] == torch.__version__
+    assert written["rows"] == json.loads(shown.stdout)["rows"]
+    wrong = runner.invoke(app, ["tasks", "parity", "--also", "swa"])
+    assert wrong.exit_code != 0
+    assert "a design and a layout" in str(wrong.exception or wrong.output)

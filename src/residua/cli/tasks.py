@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,6 +24,10 @@ def command(
     depth: int = typer.Option(4, help="Its Transformer blocks."),
     heads: int = typer.Option(4, help="Its attention heads."),
     layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
+    also: list[str] = typer.Option(
+        [], help='Another row, a design and its own layout: "standard swa:window=4,attn,mlp"; repeat it.'
+    ),
+    out: Path = typer.Option(None, "--out", "-o", help="Write the results here, as JSON."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the synthetic tasks, or train designs on one and compare their exact accuracy."""
@@ -37,10 +44,28 @@ def command(
 
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
+    if out is not None and out.is_dir():
+        raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{task.split(':')[0]}.json")
     recipe = Recipe(steps=steps, batch=batch, lr=lr, width=width, depth=depth, heads=heads, layout=layout)
-    with _progress(len(design) * seeds) as listen:
-        results = run_task(task, design, range(seeds), recipe, on_event=listen)
+    pairs = [_pair(one) for one in also]
+    with _progress((len(design) + len(pairs)) * seeds) as listen:
+        results = run_task(task, design, range(seeds), recipe, on_event=listen, also=pairs)
+    if out is not None:
+        import torch
+
+        from residua.train.durable import write_json
+        from residua.train.folder import machine
+
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_json(out, {"command": "residua " + shlex.join(sys.argv[1:]), "machine": machine(torch.device("cpu")), **results})
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    parts = text.split()
+    if len(parts) != 2:
+        raise ValueError(f'--also takes a design and a layout, such as "standard swa,attn,mlp", not {text!r}')
+    return parts[0], parts[1]
 
 
 def _describe(cls: Any) -> dict[str, str]:
@@ -57,7 +82,9 @@ def _progress(total: int) -> Any:
     def shown() -> Any:
         console = Console(stderr=True, markup=False, highlight=False)
         if not console.is_terminal:
-            yield lambda event: console.print(f"{event['design']} seed {event['seed']}: {event['accuracy']:.3f}")
+            yield lambda event: console.print(
+                f"{event['design']} in {event['layout']}, seed {event['seed']}: {event['accuracy']:.3f}"
+            )
             return
         with Progress(console=console) as progress:
             bar = progress.add_task("training", total=total)
@@ -72,13 +99,15 @@ def _show(results: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    several = len({row["layout"] for row in results["rows"]}) > 1
     for title in ("design", "accuracy", "steps to 95 %", "vs baseline", "routing"):
         table.add_column(title, justify="left" if title == "design" else "right")
     for row in results["rows"]:
         spread, solved = row["accuracy"], row["steps_to_solve"]
         mean = f"{spread['mean']:.3f}" + ("" if spread["deviation"] is None else f" +- {spread['deviation']:.3f}")
         reached = f"{solved:.0f}" if solved else f"{row['solved']} of {len(results['seeds'])} seeds"
-        table.add_row(row["design"], mean, reached, _difference(row["difference"]), _routing(row["runs"]))
+        name = f"{row['design']} in {row['layout']}" if several else row["design"]
+        table.add_row(name, mean, reached, _difference(row["difference"]), _routing(row["runs"]))
     console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(

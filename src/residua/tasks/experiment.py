@@ -52,33 +52,44 @@ def run_task(
     seeds: Sequence[int] = (0, 1, 2),
     recipe: Recipe | None = None,
     on_event: Listener | None = None,
+    *,
+    also: Sequence[tuple[str, str]] = (),
 ) -> dict[str, Any]:
-    """Train every design with every seed; a row a design, the first being the baseline."""
+    """Train every design with every seed; a row a design, the first being the baseline.
+
+    also: more rows, each a design in a layout of its own.
+    """
     task, listen = build(spec), on_event or (lambda event: None)
     recipe = recipe or Recipe()
     if not designs:
         raise ValueError("name at least one design")
-    configs = {design: _config(task, design, recipe) for design in designs}
-    runs: dict[str, list[dict[str, Any]]] = {design: [] for design in designs}
-    for design in designs:
+    pairs = [*((design, recipe.layout) for design in designs), *also]
+    for pair in pairs:
+        if pairs.count(pair) > 1:
+            raise ValueError(f"{pair[0]} in {pair[1]} is named twice")
+    configs = {pair: _config(task, *pair, recipe) for pair in pairs}
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {pair: [] for pair in pairs}
+    for pair in pairs:
         for seed in seeds:
-            run = train_on(task, configs[design], seed, recipe)
-            runs[design].append(run)
-            listen({"kind": "finished", "design": design, "seed": seed, **run})
-    baseline = [run["accuracy"] for run in runs[designs[0]]]
+            run = train_on(task, configs[pair], seed, recipe)
+            runs[pair].append(run)
+            listen({"kind": "finished", "design": pair[0], "layout": pair[1], "seed": seed, **run})
+    baseline = [run["accuracy"] for run in runs[pairs[0]]]
     rows = []
-    for design in designs:
-        found = [run["accuracy"] for run in runs[design]]
-        solved = [run["steps_to_solve"] for run in runs[design]]
-        gap = None if design == designs[0] else paired(found, baseline)
+    for pair in pairs:
+        found = [run["accuracy"] for run in runs[pair]]
+        solved = [run["steps_to_solve"] for run in runs[pair]]
+        gap = None if pair == pairs[0] else paired(found, baseline)
         rows.append(
             {
-                "design": design,
+                "design": pair[0],
+                "layout": pair[1],
+                "parameters": runs[pair][0]["parameters"],
                 "accuracy": asdict(spread(found)),
                 "solved": sum(steps is not None for steps in solved),
                 "steps_to_solve": None if None in solved else sum(solved) / len(solved),
                 "difference": None if gap is None else asdict(gap) | {"significant": gap.significant},
-                "runs": runs[design],
+                "runs": runs[pair],
             }
         )
     return {
@@ -107,7 +118,10 @@ def train_on(task: Task, config: ModelConfig, seed: int, recipe: Recipe) -> dict
             with torch.no_grad():
                 curve.append((step, accuracy(model(held.ids), held.targets)))
     solved = next((step for step, share in curve if share >= SOLVED), None)
-    result = {"seed": seed, "accuracy": curve[-1][1], "steps_to_solve": solved, "curve": curve}
+    parameters = sum(each.numel() for each in model.parameters())
+    result = {
+        "seed": seed, "accuracy": curve[-1][1], "steps_to_solve": solved, "parameters": parameters, "curve": curve,
+    }  # fmt: skip
     return result | _routing(task, model, held)
 
 
@@ -125,12 +139,12 @@ def _routing(task: Task, model: Transformer, held: Any) -> dict[str, Any]:
     return {"routing": best_routing(enough, truth)._asdict() if enough else None}
 
 
-def _config(task: Task, design: str, recipe: Recipe) -> ModelConfig:
+def _config(task: Task, design: str, layout: str, recipe: Recipe) -> ModelConfig:
     return ModelConfig(
         vocab=task.vocab,
         width=recipe.width,
         depth=recipe.depth,
         heads=recipe.heads,
-        layout=recipe.layout,
+        layout=layout,
         design=design,
     )
