@@ -55,7 +55,7 @@ class Gate(Part):
 
     def onto(self, h: Tensor, r: Tensor) -> Tensor:
         """h + g r."""
-        return h + r if self.kind == "none" else torch.addcmul(h, self(h), r)
+        return h + (r if self.kind == "none" else self(h) * r)
 
 
 class Null(Part):
