@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from residua.advise import Situation, advise
 from residua.advise.duality import claims
-from residua.advise.evidence import Evidence, measured, published, results_folder
+from residua.advise.evidence import Evidence, measured, published, results_folder, solved
 from residua.advise.rank import CANDIDATES
 from residua.advise.situation import GOALS, PARALLEL
 from residua.cli import app
@@ -170,6 +170,35 @@ def test_recommendation_of_the_paper_is_judged_by_our_files(ours, shortcut, loca
     found = claims(ours, CHEAP, CHEAP)
     assert [one.measured for one in found[:2]] == [shortcut, local]
     assert all("2603.16039" in one.source for one in found)
+
+
+def task(folder, name, *rows):
+    """A file of `residua tasks`: rows of design, layout, accuracy and whether the difference is beyond its noise."""
+    file = folder / "two-axes" / "tasks" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    made = [
+        {"design": design, "layout": layout, "accuracy": {"mean": share}, "difference": {"significant": decided}}
+        for design, layout, share, decided in rows
+    ]
+    file.write_text(json.dumps({"task": name, "rows": made}))
+    return file
+
+
+def test_tasks_are_told_beside_the_claim_they_are_about(tmp_path):
+    plain = ("standard", "attn,mlp", 0.5, False)
+    task(tmp_path, "overwrite", plain, ("ddl", "attn,mlp", 0.9, True), ("depthswa", "attn,mlp", 0.1, True))
+    task(tmp_path, "delim", plain, ("standard", "swa,attn,mlp", 0.55, False), ("ddl", "attn,mlp", 0.2, True))
+    shortcut, local, _ = claims([], CHEAP, CHEAP, solved(tmp_path))
+    assert "overwrite: ddl 0.90 of 1 against 0.50, " in shortcut.because
+    assert "two-axes/tasks/overwrite.json" in shortcut.because
+    assert "delim" not in shortcut.because
+    assert "delim: standard in swa,attn,mlp 0.55 of 1 against 0.50, no difference seen" in local.because
+
+
+def test_broken_file_of_a_task_is_named(tmp_path):
+    file = task(tmp_path, "parity")
+    with pytest.raises(ValueError, match=f"{file.name} is not a file of residua tasks"):
+        solved(tmp_path)
 
 
 def test_system_argument_names_where_each_placement_is_cheaper():

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from residua.advise.evidence import Evidence
+from residua.advise.evidence import Evidence, Solved
 
 Costs = Mapping[str, float]
 WINDOW = 4
@@ -29,9 +29,15 @@ class Claim:
         return asdict(self)
 
 
-def claims(ours: Sequence[Evidence], tokens_costs: Costs, depth_costs: Costs) -> list[Claim]:
+def claims(
+    ours: Sequence[Evidence], tokens_costs: Costs, depth_costs: Costs, tasks: Sequence[Solved] = ()
+) -> list[Claim]:
     """Both halves, beside our measurements of them, and the system argument beside the predicted costs of one window in
-    either place. The paper itself has no experiment."""
+    either place. The paper itself has no experiment.
+
+    The losses decide; synthetic tasks of what each half is about (`overwrite` and `parity` for a shortcut that can
+    erase, `delim` for local mixing) are told beside them.
+    """
     ddl = [one for one in ours if one.design.startswith("ddl") and one.layout == "attn,mlp"]
     depth = [one for one in ours if one.design.startswith("depthswa")]
     plain = [one for one in ours if one.design == "standard"]
@@ -41,12 +47,18 @@ def claims(ours: Sequence[Evidence], tokens_costs: Costs, depth_costs: Costs) ->
         Claim(
             "to change the shortcut itself, use Deep Delta Learning (ddl), not attention over depth",
             PAPER,
-            *_judged("ddl", ddl, "attention over depth", depth),
+            *_with(
+                _judged("ddl", ddl, "attention over depth", depth),
+                [one for one in tasks if one.design.startswith("ddl") and one.task in ("overwrite", "parity")],
+            ),
         ),
         Claim(
             "for local adaptive mixing, use a short window over tokens (layout swa,attn,mlp), not over depth",
             PAPER,
-            *_judged("a window over tokens", swa, "a short convolution or a window over depth", [*static, *depth]),
+            *_with(
+                _judged("a window over tokens", swa, "a short convolution or a window over depth", [*static, *depth]),
+                [one for one in tasks if "swa" in one.layout and one.task == "delim"],
+            ),
         ),
         _system(tokens_costs, depth_costs),
     ]
@@ -90,6 +102,11 @@ def _judged(name: str, chosen: Sequence[Evidence], others: str, rivals: Sequence
         ahead = rival is not None and rival.verdict == "better" and (rival.effect or 0) < (best.effect or 0)
         return ("undecided" if ahead else "agrees"), said
     return "undecided", said
+
+
+def _with(judged: tuple[str, str], tasks: Sequence[Solved]) -> tuple[str, str]:
+    """The verdict, and what the tasks say."""
+    return judged[0], "; ".join([judged[1], *map(str, tasks)])
 
 
 def _said(one: Evidence) -> str:

@@ -46,6 +46,24 @@ class Evidence:
         return asdict(self) | {"verdict": self.verdict}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """A row of one of our synthetic tasks, beside its baseline."""
+
+    task: str
+    design: str
+    layout: str
+    accuracy: float
+    baseline: float
+    decided: bool
+    source: str
+
+    def __str__(self) -> str:
+        where = "" if self.layout == "attn,mlp" else f" in {self.layout}"
+        noise = "" if self.decided else ", no difference seen"
+        return f"{self.task}: {self.design}{where} {self.accuracy:.2f} of 1 against {self.baseline:.2f}{noise}, {self.source}"
+
+
 _DELTA = "Delta Attention Residuals, arXiv 2605.18855"
 _KIMI = "Attention Residuals, arXiv 2603.15031"
 _DDL = "Deep Delta Learning, arXiv 2601.00417"
@@ -168,6 +186,29 @@ def measured(folder: Path | None) -> list[Evidence]:
 def result_files(folder: Path | None) -> list[Path]:
     """The committed comparisons."""
     return [] if folder is None else sorted(folder.glob("*/results.json"))
+
+
+def solved(folder: Path | None) -> list[Solved]:
+    """Every row of every task in the folder that is not its baseline: `results/NAME/tasks/TASK.json`."""
+    return [] if folder is None else [one for file in sorted(folder.glob("*/tasks/*.json")) for one in _tasks(file)]
+
+
+def _tasks(file: Path) -> Iterator[Solved]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        baseline = found["rows"][0]["accuracy"]["mean"]
+        for row in found["rows"][1:]:
+            yield Solved(
+                task=found["task"],
+                design=row["design"],
+                layout=row["layout"],
+                accuracy=row["accuracy"]["mean"],
+                baseline=baseline,
+                decided=row["difference"]["significant"],
+                source="/".join(file.parts[-4:]),
+            )
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{file} is not a file of residua tasks: {error!r}") from None
 
 
 def cited(file: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from residua.advise.duality import PAPER, WINDOW, Claim, claims
-from residua.advise.evidence import Evidence, cited, measured, published, result_files, results_folder
+from residua.advise.evidence import Evidence, cited, measured, published, result_files, results_folder, solved
 from residua.advise.situation import Situation
 from residua.cost.predict import Cost, predict
 from residua.model import ModelConfig, Transformer
@@ -134,7 +134,7 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
         situation,
         tuple(one for one in ranked if one.reasons),
         tuple(one for one in judged if one.ruled_out),
-        tuple(claims(ours, *windows)),
+        tuple(claims(ours, *windows, tasks=solved(folder))),
         tuple(_unknown(ranked, situation, ours, plain[0].parameters)),
         tuple(map(cited, result_files(folder))),
     )
