@@ -37,7 +37,7 @@ def test_ops_are_measured_and_recorded(tmp_path):
     [
         (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"rows", "growth"}),
         (("memory", "--depth", "1", "--depth", "2", "--width", "16", "-d", "delta"), "memory", {"bytes", "ratios"}),
-        (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model"}),
+        (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model", "converted"}),
         (
             ("model", "--depth", "1", "--width", "16", "--tokens", "8", "-d", "delta", "--pairs", "5"),
             "model",

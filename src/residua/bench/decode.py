@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,12 +19,16 @@ STANDARD = "standard"
 def measure(
     designs: Sequence[str], *, depth: int, width: int, seconds: float, contexts: Sequence[int] = (1024, 32768)
 ) -> dict[str, Any]:
-    """A read at batch 1, a window's step after contexts of different lengths, and a token of each design."""
-    return {
+    """A read at batch 1, a window's step after contexts of different lengths, and a token of each design: in our own
+    backbone and, where transformers is installed, in a converted Llama."""
+    found = {
         "read": _read(24, 1024, seconds / 4),
         "ring": _ring(contexts, seconds / 4),
         "model": _models(designs, depth, width, seconds / 2),
     }
+    if importlib.util.find_spec("transformers") is not None:
+        found["converted"] = _converted(designs, depth, width, seconds / 2)
+    return found
 
 
 def _read(n: int, width: int, seconds: float) -> dict[str, Any]:
@@ -58,18 +63,43 @@ def _ring(contexts: Sequence[int], seconds: float) -> dict[str, Any]:
 
 
 def _models(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> dict[str, Any]:
-    names = dict.fromkeys((STANDARD, *designs))
     timed = {}
-    for name in names:
+    for name in dict.fromkeys((STANDARD, *designs)):
         config = ModelConfig(vocab=1024, width=width, depth=depth, heads=max(1, width // 64), design=name)
-        timed[name] = _inference(_token(Transformer(config).eval(), context))
-    timing = interleave(timed, controlled=STANDARD, seconds=seconds)
+        timed[name] = _token(Transformer(config).eval(), context)
+    return {"depth": depth, "width": width, "context": context, **_over(STANDARD, timed, seconds)}
+
+
+def _converted(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> dict[str, Any]:
+    """A Llama as Hugging Face runs it, and its conversions, with the cache that `generate` uses."""
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+    from residua.hf.convert import convert
+
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=width, intermediate_size=8 * width // 3 // 64 * 64, num_hidden_layers=depth,
+        num_attention_heads=max(1, width // 64), max_position_embeddings=65536, tie_word_embeddings=True,
+    )  # fmt: skip
+
+    def token(design: str | None) -> Form:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+        model = model if design is None else convert(model, design, check=False, say=None)
+        cache, ids = DynamicCache(config=model.config), torch.zeros(1, context, dtype=torch.long)
+        with torch.inference_mode():
+            model(ids, past_key_values=cache)
+        return lambda: model(ids[:, :1], past_key_values=cache)
+
+    timed = {"base": token(None)} | {name: token(name) for name in dict.fromkeys(designs)}
+    return {"depth": depth, "width": width, "context": context, **_over("base", timed, seconds)}
+
+
+def _over(first: str, timed: dict[str, Form], seconds: float) -> dict[str, Any]:
+    """Every form against the first of them."""
+    timing = interleave({name: _inference(form) for name, form in timed.items()}, controlled=first, seconds=seconds)
     return {
-        "depth": depth,
-        "width": width,
-        "context": context,
         "microseconds": {name: 1e6 * timing.typical(name) for name in timed},
-        "over_standard": {name: timing.ratio(STANDARD, name, STANDARD).to_json() for name in timed if name != STANDARD},
+        f"over_{first}": {name: timing.ratio(first, name, first).to_json() for name in timed if name != first},
     }
 
 

@@ -132,18 +132,21 @@ def _memory(measured: Mapping[str, Any]) -> Sheet:
 
 
 def _decode(measured: Mapping[str, Any]) -> Sheet:
-    read, ring, model = measured["read"], measured["ring"], measured["model"]
+    read, ring = measured["read"], measured["ring"]
     rows = [[f"one read, {read['sources']} sources x {read['width']}", f"{read['microseconds']['residua']:.1f}",
              f"public form {_ratio(read['ratio'])}"]]  # fmt: skip
     for length, took in ring["microseconds"].items():
         found = ring["over_shortest"].get(length)
         over = f"{found['value']:.2f} of the shortest (A/A {100 * found['control']:.0f} %)" if found else ""
         rows.append([f"window {ring['window']} after {length} tokens", f"{took:.0f}", over])
-    for name, took in model["microseconds"].items():
-        found = model["over_standard"].get(name)
-        over = f"{found['value']:.2f} of standard (A/A {100 * found['control']:.0f} %)" if found else ""
-        rows.append([f"{name}, {model['depth']} x {model['width']}", f"{took:.0f}", over])
-    return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, [])
+    for kind, first, of in (("model", "standard", ""), ("converted", "base", " in a converted Llama")):
+        for name, took in measured.get(kind, {}).get("microseconds", {}).items():
+            model, found = measured[kind], measured[kind][f"over_{first}"].get(name)
+            over = f"{found['value']:.2f} of {first} (A/A {100 * found['control']:.0f} %)" if found else ""
+            label = "the Llama itself" if name == "base" else f"{name}{of}"
+            rows.append([f"{label}, {model['depth']} x {model['width']}", f"{took:.0f}", over])
+    notes = [] if "converted" in measured else ["Converted models were not timed: residua[hf] is not installed."]
+    return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, notes)
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any]], Sheet]] = {
