@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+OLDEST = Path(sys.prefix) / "oldest"
 CURES = {
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
+    "oldest": ("the oldest transformers declared", "RESIDUA_REQUIRE=oldest make setup"),
 }
 
 
@@ -19,7 +23,14 @@ def missing(tool: str) -> bool:
     """Whether what a mark needs is absent."""
     if tool == "browser":
         return not shutil.which("chromium") or importlib.util.find_spec("playwright") is None
+    if tool == "oldest":
+        return not (OLDEST / "transformers").is_dir()
     return any(importlib.util.find_spec(name) is None for name in ("lm_eval", "transformers"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for tool, (what, _) in CURES.items():
+        config.addinivalue_line("markers", f"{tool}: needs {what}")
 
 
 def pytest_sessionstart() -> None:

@@ -1,6 +1,7 @@
 """tools/setup says what is missing before it starts, and installs nothing twice."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def setup(folder, *groups, **environment):
     return subprocess.run(
         [sys.executable, "tools/setup", *groups], cwd=folder, capture_output=True, text=True,
-        env=os.environ | {"RESIDUA_REQUIRE": ""} | environment,
+        env=os.environ | {"RESIDUA_REQUIRE": "", "RESIDUA_FREE_GIB": "9"} | environment,
     )  # fmt: skip
 
 
@@ -26,6 +27,17 @@ def clone(tmp_path):
     for name in ("constraints.txt", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
+
+
+@pytest.fixture
+def fake(clone):
+    """A clone whose .venv looks whole, and whose Python notes what pip would do: one line a call."""
+    script = clone / ".venv" / "bin" / "python"
+    script.parent.mkdir(parents=True)
+    (script.parent / "activate").write_text(str(clone / ".venv"))
+    script.write_text(f'#!/bin/sh\necho "$@" >> {clone}/log\n[ ! -e {clone}/broken ]\n')
+    script.chmod(0o755)
+    return clone
 
 
 @pytest.mark.parametrize(
@@ -53,11 +65,53 @@ def test_old_python_gets_a_sentence_and_not_a_syntax_error(clone):
 
 
 def test_second_run_installs_nothing():
-    """In this checkout, which ran it to get here."""
+    """In this checkout, which ran it to get here, with the same requirements."""
     if Path(sys.prefix) != ROOT / ".venv":
         pytest.fail("run the tests through make: they belong to .venv")
-    done = setup(ROOT, "dev")
+    done = setup(ROOT, "dev", RESIDUA_REQUIRE=os.environ.get("RESIDUA_REQUIRE", ""))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def declare(folder, line):
+    text = (folder / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(re.sub('"transformers[^"]*"', f'"{line}"', text))
+
+
+@pytest.mark.parametrize("line", ["transformers>=5.21.3", "transformers>=5.21.3,<6"])
+def test_oldest_release_is_the_declared_one_and_goes_to_its_own_folder(fake, line):
+    declare(fake, line)
+    done = setup(fake, "core", RESIDUA_REQUIRE="oldest")
+    assert done.returncode == 0, done.stderr
+    calls = (fake / "log").read_text()
+    assert calls.endswith(f"--no-deps --target {fake}/.venv/oldest transformers==5.21.3\n")
+    assert calls.count("--target") == 1
+    again = setup(fake, "core", RESIDUA_REQUIRE="oldest")
+    assert (again.returncode, again.stdout, (fake / "log").read_text()) == (0, "", calls)
+
+
+def test_oldest_release_needs_a_lower_bound(fake):
+    declare(fake, "transformers<6")
+    done = setup(fake, "oldest")
+    assert done.returncode != 0
+    assert "transformers>=" in done.stderr
+    assert not (fake / ".venv" / ".residua-oldest").exists()
+
+
+def test_interrupted_install_is_done_again(fake):
+    """Also where an earlier one had been finished: what broke off is not taken for it."""
+    assert setup(fake, "oldest").returncode == 0
+    before = (fake / "pyproject.toml").read_text()
+    declare(fake, "transformers>=5.21.3")
+    (fake / "broken").touch()
+    half = fake / ".venv" / "oldest" / "half"
+    half.mkdir(parents=True)
+    assert setup(fake, "oldest").returncode != 0
+    (fake / "broken").unlink()
+    (fake / "pyproject.toml").write_text(before)
+    calls = (fake / "log").read_text()
+    assert setup(fake, "oldest").returncode == 0
+    assert "--target" in (fake / "log").read_text().removeprefix(calls)
+    assert not half.exists()
 
 
 def test_constraints_pin_torch_and_everything_exactly():
