@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from residua.cli._need import need
+from residua.extras import need
 
 
 def command(

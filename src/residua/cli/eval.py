@@ -8,6 +8,8 @@ from typing import Any
 
 import typer
 
+from residua.extras import need
+
 
 def command(
     model: Path = typer.Argument(..., help="A run of train or finetune, or the directory of a Hugging Face model."),
@@ -25,8 +27,6 @@ def command(
     if batch < 1 or count < 4 or windows < 0:
         raise ValueError("batch must be at least 1, count at least 4 and windows not negative")
     if task:
-        from residua.cli._need import need
-
         need("eval", "lm_eval")
     from residua.data import prepare
     from residua.evaluate import corpus_loss, open_model

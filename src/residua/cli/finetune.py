@@ -9,7 +9,8 @@ from typing import Any
 import typer
 
 from residua.cli._flags import read_settings, sign
-from residua.cli._need import need
+from residua.cli._running import run_flags, running
+from residua.extras import need
 
 
 def command(
@@ -20,25 +21,14 @@ def command(
     from transformers.utils import logging
 
     from residua.hf.finetune import MODEL, FinetuneConfig, finetune
-    from residua.train import Diverged, Interrupted
-    from residua.train.display import Display
 
     logging.disable_progress_bar()  # one display at a time, and ours says what counts
     given = {name: value for name, value in flags.items() if value is not None}
     if checkpoint is not None:
         given["checkpoint"] = checkpoint
     chosen = FinetuneConfig.from_json(read_settings(config) | given)
-    if out is None:
-        raise ValueError("--out is missing: name a directory for the run, such as --out runs/a")
-    try:
-        with Display() as display:
-            result = finetune(chosen, out, resume=resume, track=tuple(track), on_event=display)  # type: ignore[arg-type]
-    except Interrupted as stopped:
-        typer.echo(f"residua: {stopped}", err=True)
-        raise typer.Exit(stopped.exit_code) from None
-    except (Diverged, ImportError) as failed:
-        typer.echo(f"residua: {failed}", err=True)
-        raise typer.Exit(1) from None
+    with running(out) as display:
+        result = finetune(chosen, out, resume=resume, track=tuple(track), on_event=display)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
         return
@@ -57,10 +47,7 @@ def _sign() -> None:
         command,
         fields,
         checkpoint=(str, typer.Argument(None, help="Directory of the model (or a hub name).")),
-        out=(Path, typer.Option(None, "--out", help="Directory of the run.")),
-        config=(Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
-        resume=(str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
-        track=(list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
+        **run_flags(),
         as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
     )
 

@@ -57,7 +57,9 @@ def command(
         from residua.train.folder import machine
 
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, {"command": "residua " + shlex.join(sys.argv[1:]), "machine": machine(torch.device("cpu")), **results})
+        write_json(
+            out, {"command": "residua " + shlex.join(sys.argv[1:]), "machine": machine(torch.device("cpu")), **results}
+        )
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
 
 
@@ -98,32 +100,23 @@ def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from residua.compare.table import difference, spread
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len({row["layout"] for row in results["rows"]}) > 1
     for title in ("design", "accuracy", "steps to 95 %", "vs baseline", "routing"):
         table.add_column(title, justify="left" if title == "design" else "right")
     for row in results["rows"]:
-        spread, solved = row["accuracy"], row["steps_to_solve"]
-        mean = f"{spread['mean']:.3f}" + ("" if spread["deviation"] is None else f" +- {spread['deviation']:.3f}")
+        mean, solved = spread(row["accuracy"], 3), row["steps_to_solve"]
         reached = f"{solved:.0f}" if solved else f"{row['solved']} of {len(results['seeds'])} seeds"
         name = f"{row['design']} in {row['layout']}" if several else row["design"]
-        table.add_row(name, mean, reached, _difference(row["difference"]), _routing(row["runs"]))
+        table.add_row(name, mean, reached, difference(row, 3, "no difference"), _routing(row["runs"]))
     console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
         "vs baseline: paired over seeds, 95 % interval."
     )
-
-
-def _difference(gap: dict[str, Any] | None) -> str:
-    if gap is None:
-        return "baseline"
-    if gap["low"] is None:
-        return f"{gap['mean']:+.3f} (no interval)"
-    if gap["significant"]:
-        return f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
-    return f"{gap['mean']:+.3f} no difference (sees {gap['detectable']:.3f})"
 
 
 def _routing(runs: list[dict[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from residua.cli._flags import read_settings, sign
+from residua.cli._running import run_flags, running
 from residua.train.config import TrainConfig, config_fields
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ def command(
     **flags: Any,
 ) -> None:
     """Train one model, or go on with a run that was interrupted: the same command continues it."""
-    from residua.train.display import Display
-    from residua.train.diverge import Diverged
-    from residua.train.interrupt import Interrupted
     from residua.train.run import train
 
     chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
@@ -35,17 +33,8 @@ def command(
         found = foresee(chosen)
         typer.echo(json.dumps(found, indent=2) if as_json else _foreseen(found))
         return
-    if out is None:
-        raise ValueError("--out is missing: name a directory for the run, such as --out runs/a")
-    try:
-        with Display() as display:
-            result = train(chosen, out, resume=resume, track=track, on_event=display)  # type: ignore[arg-type]
-    except Interrupted as stopped:
-        typer.echo(f"residua: {stopped}", err=True)
-        raise typer.Exit(stopped.exit_code) from None
-    except (Diverged, ImportError) as failed:
-        typer.echo(f"residua: {failed}", err=True)
-        raise typer.Exit(1) from None
+    with running(out) as display:
+        result = train(chosen, out, resume=resume, track=track, on_event=display)  # type: ignore[arg-type]
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
 
 
@@ -113,10 +102,7 @@ def _summary(result: Result, out: Path) -> str:
 sign(
     command,
     config_fields(),
-    out=(Path, typer.Option(None, "--out", help="Directory of the run.")),
-    config=(Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
-    resume=(str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
-    track=(list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
+    **run_flags(),
     dry_run=(bool, typer.Option(False, "--dry-run", help="Print parameters, operations and state, and stop.")),
     as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
 )

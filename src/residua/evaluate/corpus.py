@@ -12,6 +12,7 @@ from torch import Tensor
 from residua.data import Tokens
 from residua.evaluate.opened import Opened
 from residua.model import token_loss
+from residua.train.sampler import spread
 
 
 @torch.no_grad()
@@ -32,24 +33,22 @@ def corpus_loss(
         raise ValueError(f"context={context} must be at least 2")
     if opened.context is not None and context > opened.context:
         raise ValueError(f"the model takes {opened.context} tokens at most; choose a context up to that, not {context}")
-    held = (len(tokens.valid) - 1) // context
-    if not held:
+    starts = spread(len(tokens.valid), context, windows)
+    if not starts:
         raise ValueError(f"the validation split has {len(tokens.valid)} tokens, fewer than one window of {context}")
-    count = min(windows or held, held)
-    starts = [(2 * i + 1) * held // (2 * count) * context for i in range(count)]
     nats, counted = 0.0, 0
     for done, (inputs, targets) in enumerate(_batches(tokens, starts, context, batch)):
         nats += float(token_loss(opened.logits(inputs), targets)) * targets.numel()
         counted += targets.numel()
         if progress is not None:
-            progress(min((done + 1) * batch, count), count)
+            progress(min((done + 1) * batch, len(starts)), len(starts))
     loss = nats / counted
     return {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
         "bits_per_byte": loss / math.log(2) * len(tokens.valid) / tokens.valid_bytes,
         "tokens": counted,
-        "windows": count,
+        "windows": len(starts),
         "context": context,
         "fingerprint": tokens.manifest["fingerprint"],
     }

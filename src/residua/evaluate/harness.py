@@ -13,6 +13,7 @@ import torch
 from residua.data import Tokens
 from residua.evaluate.local import NAMES, write_tasks
 from residua.evaluate.opened import Opened
+from residua.extras import need
 
 LIMIT = 1024
 """Tokens of context for a model that names no limit of its own."""
@@ -24,8 +25,6 @@ def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None,
     Tasks called residua_* are made from `tokens` and need no hub; any other name is the harness's, and its data come
     from the hub.
     """
-    from residua.cli._need import need
-
     need("eval", "lm_eval")
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from residua.data import Tokenizer, load_tokenizer
 from residua.data.tokenizer import Bytes, read_folder
+from residua.extras import need
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,6 @@ def _house(folder: Path) -> Opened:
 
 
 def _hugging_face(folder: Path, run: Path) -> Opened:
-    from residua.cli._need import need
-
     need("hf", "transformers")
     from residua.hf.finetune import design_of
     from residua.hf.registration import register_when_imported

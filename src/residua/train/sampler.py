@@ -92,10 +92,8 @@ class Sampler:
     def validation(self) -> Iterator[Batch]:
         """The validation set: windows spread evenly over the split, whatever the seed, the design and the batch."""
         config, ids = self.config, self.tokens.valid
-        held = (len(ids) - 1) // config.context
-        count = min(config.eval_windows or held, held)
-        starts = [(2 * i + 1) * held // (2 * count) * config.context for i in range(count)]
-        for first in range(0, count, config.batch):
+        starts = spread(len(ids), config.context, config.eval_windows)
+        for first in range(0, len(starts), config.batch):
             chosen = starts[first : first + config.batch]
             yield self._rows(ids, chosen, [_key(0, "valid", start) for start in chosen])
 
@@ -144,6 +142,13 @@ class Sampler:
         ]
         inputs, targets = zip(*hidden, strict=True)
         return Batch(torch.cat(inputs), torch.cat(targets))
+
+
+def spread(tokens: int, context: int, windows: int = 0) -> list[int]:
+    """Where `windows` windows of `context` tokens, spread evenly over a split, begin; 0 or too many: all that fit."""
+    held = (tokens - 1) // context
+    count = min(windows or held, held)
+    return [(2 * i + 1) * held // (2 * count) * context for i in range(count)]
 
 
 def checksum(batches: list[Batch]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,6 @@ class House(Subject):
     """A `Transformer` of our own, built from its config and seed."""
 
     model: Transformer
-    kind: ClassVar = "house"
 
     def __init__(self, config: TrainConfig, vocab: int, device: torch.device) -> None:
         self.config, self.design = config, config.design

@@ -1,4 +1,4 @@
-"""A command whose extra is missing says which to install, in one line, before it does anything."""
+"""What comes with an extra: where it is missing, one line says which to install, before anything is done."""
 
 from __future__ import annotations
 
