@@ -126,6 +126,11 @@ def test_difference_inside_the_noise_is_called_that(gap, shown):
     assert difference({"difference": gap}) == shown
 
 
+def test_difference_is_shown_in_other_digits_and_words():
+    gap = {"mean": 0.01, "low": -0.1, "high": 0.12, "detectable": 0.05, "significant": False}
+    assert difference({"difference": gap}, 3, "no difference") == "+0.010 no difference (sees 0.050)"
+
+
 def test_fewer_than_three_seeds_have_no_interval(tmp_path):
     plan = ComparePlan.from_json({"designs": ["standard", "delta:blocks=2"], "seeds": [0, 1], **SMALL})
     for run in plan.runs({}):

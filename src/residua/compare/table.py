@@ -18,9 +18,9 @@ def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
     found: dict[str, Callable[[Row], str]] = {
         "design": lambda row: row["label"],
         "params": lambda row: f"{row['parameters']:,}",
-        "val loss": lambda row: _spread(row["loss"], 4),
-        "perplexity": lambda row: _spread(row["perplexity"], 2),
-        "bits/byte": lambda row: _spread(row["bits_per_byte"], 4),
+        "val loss": lambda row: spread(row["loss"], 4),
+        "perplexity": lambda row: spread(row["perplexity"], 2),
+        "bits/byte": lambda row: spread(row["bits_per_byte"], 4),
         "vs baseline": difference,
         "equal time": lambda row: f"{row['loss_at_equal_time']['mean']:.4f}",
         "lr": lambda row: _rates(row),
@@ -37,16 +37,23 @@ def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
     return found
 
 
-def difference(row: Row) -> str:
+def difference(row: Row, digits: int = 4, unclear: str = "n.s.") -> str:
     """`-0.041 [-0.06, -0.02]`, `+0.01 n.s.` with what could have been seen, or the bare mean below three seeds."""
     gap = row["difference"]
     if gap is None:
         return "baseline"
+    mean = f"{gap['mean']:+.{digits}f}"
     if gap["low"] is None:
-        return f"{gap['mean']:+.4f} (no interval)"
+        return f"{mean} (no interval)"
     if gap["significant"]:
-        return f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
-    return f"{gap['mean']:+.4f} n.s. (sees {gap['detectable']:.4f})"
+        return f"{mean} [{gap['low']:+.{digits}f}, {gap['high']:+.{digits}f}]"
+    return f"{mean} {unclear} (sees {gap['detectable']:.{digits}f})"
+
+
+def spread(value: Mapping[str, Any], digits: int) -> str:
+    """`1.2345 +- 0.0012`, or the bare mean of one seed."""
+    mean = f"{value['mean']:.{digits}f}"
+    return mean if value["deviation"] is None else f"{mean} +- {value['deviation']:.{digits}f}"
 
 
 def legend(results: Mapping[str, Any]) -> str:
@@ -109,11 +116,6 @@ def show(results: Mapping[str, Any]) -> None:
     console.print(legend(results), style="dim")
     for note in results["notes"]:
         console.print(f"! {note}")
-
-
-def _spread(value: Mapping[str, Any], digits: int) -> str:
-    mean = f"{value['mean']:.{digits}f}"
-    return mean if value["deviation"] is None else f"{mean} +- {value['deviation']:.{digits}f}"
 
 
 def _rates(row: Row) -> str:

@@ -77,20 +77,17 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     """The mean weights as a heat map, in a PNG file."""
     if not found["weights"]:
         raise ValueError(f"{found['design']} mixes no sources: there are no weights to draw")
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from residua.plots import heat
-    from residua.plots.style import SETTINGS
+    from residua.plots.style import styled
 
     figures = {
         "routing": {"model": mean_weights(found)},
         "labels": {"model": found["design"]},
         "notes": [f"Prompt of {len(found['tokens'])} tokens."],
     }
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(SETTINGS)
+    with styled():
         figure = heat.alone(figures, "model")
         scratch = path.with_name(f".{path.name}.writing")
         FigureCanvasAgg(figure).print_png(scratch)

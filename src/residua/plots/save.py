@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from residua.plots.style import SETTINGS
+from residua.plots.style import styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,18 +14,16 @@ if TYPE_CHECKING:
 
 def save(plots: Mapping[str, Callable[[], Figure]], out: Path | str) -> list[Path]:
     """Draw every plot and write it into `out` under its name; the files written."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(SETTINGS)
+    with styled():
         for name, draw in plots.items():
             figure = draw()
+            # Not savefig, which draws everything a second time to find what the layout has found already.
             FigureCanvasAgg(figure).print_png(out / f"{name}.png")
             figure.set_layout_engine("none")  # the second format keeps the layout of the first
             FigureCanvasSVG(figure).print_svg(out / f"{name}.svg", metadata={"Date": None})

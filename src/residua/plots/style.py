@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,17 @@ SETTINGS: Mapping[Any, Any] = {
     "text.parse_math": False,  # a label is a spec, never a formula
     "svg.hashsalt": "residua",
 }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw under our settings, whatever the user's own are."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
