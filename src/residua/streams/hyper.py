@@ -9,16 +9,12 @@ from torch.nn import functional as F
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.stream import Norm, Read, Start
+from residua.streams._parallel import ParallelStream, home
 from residua.streams._parts import Part, constant, positive
 
 EPS = 1e-5
 """Of the layer norm that feeds the dynamic weights."""
-
-
-def home(streams: int, site: Site) -> int:
-    """The stream that a site reads at the start: sites take turns, which is what sets the streams apart."""
-    return site.index % streams
 
 
 class Wiring(Part):
@@ -71,7 +67,7 @@ class Wiring(Part):
 
 
 @register("hyper")
-class Hyper(Stream[Tensor]):
+class Hyper(ParallelStream):
     """x = A_m' H; H <- A_r' H + B' f(norm(x)) over n streams H [n, d]; the embedding is copied, the head sums.
 
     Static weights start as A_m = the site's turn among the streams, A_r = I, B = 1: n equal copies of the standard
@@ -84,7 +80,6 @@ class Hyper(Stream[Tensor]):
     """
 
     paper = "arXiv 2409.19606"
-    mixes = "n parallel streams"
     cases = ("", "dynamic=false", "streams=2", "streams=1,dynamic=false", "streams=1")
 
     def __init__(self, plan: Plan, *, streams: int = 4, dynamic: bool = True) -> None:
@@ -97,25 +92,9 @@ class Hyper(Stream[Tensor]):
     def starts(self) -> Start:
         return "standard" if self.streams == 1 else "eps"
 
-    def open(self, x: Tensor, past: Past = None) -> Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
-
     def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
         if site.kind == "head":
             return Read(norm(H.sum(-2)))
         read, remix, write = self.part(site)(H)
         x, rest = ops.remix(torch.cat([read[..., None], remix], -1), H).split((1, self.streams), -2)
         return Read(norm(x.squeeze(-2)), carry=(rest, write))
-
-    def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
-        rest, write = read.carry
-        return rest + write.to(y.dtype)[..., None] * y[..., None, :]
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
-
-    def routing(self, H: Tensor, site: Site) -> Routing | None:
-        if site.kind == "head":
-            return None
-        read, _, _ = self.part(site)(H)
-        return Routing(H.unbind(-2), read.movedim(-1, 0)[None, ..., None])

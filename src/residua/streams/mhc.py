@@ -13,9 +13,9 @@ from residua import ops
 from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.stream import Norm, Read, Start
+from residua.streams._parallel import ParallelStream, home
 from residua.streams._parts import Fill, Part, constant, normal
-from residua.streams.hyper import home
 
 EPS = 1e-6
 """Of the RMS norm over all streams."""
@@ -84,7 +84,7 @@ class Mappings(nn.Module):
 
 
 @register("mhc")
-class MHC(Stream[Tensor]):
+class MHC(ParallelStream):
     """x = H_pre H; H <- H_res H + H_post' f(norm(x)), H_res doubly stochastic; the embedding is copied, the head sums.
 
     pre, post and res are affine in rmsnorm(vec H), through sigmoid, 2 sigmoid and Sinkhorn (columns then rows,
@@ -96,7 +96,6 @@ class MHC(Stream[Tensor]):
     """
 
     paper = "arXiv 2512.24880"
-    mixes = "n parallel streams"
     cases = ("", "streams=2", "init=random,iterations=8")
 
     def __init__(
@@ -119,25 +118,9 @@ class MHC(Stream[Tensor]):
     def starts(self) -> Start:
         return "eps" if self.options["init"] == "a6" else "no"
 
-    def open(self, x: Tensor, past: Past = None) -> Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
-
     def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
         if site.kind == "head":
             return Read(norm(H.sum(-2)))
         pre, post, res = self.part(site)(H)
         (x,) = ops.remix(pre[..., None], H).unbind(-2)
         return Read(norm(x), carry=(ops.remix(res.transpose(-1, -2), H), post))
-
-    def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
-        rest, post = read.carry
-        return rest + post.to(y.dtype)[..., None] * y[..., None, :]
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
-
-    def routing(self, H: Tensor, site: Site) -> Routing | None:
-        if site.kind == "head":
-            return None
-        pre, _, _ = self.part(site)(H)
-        return Routing(H.unbind(-2), pre.movedim(-1, 0)[None, ..., None])

@@ -1,0 +1,39 @@
+"""Designs that keep n streams side by side: every sublayer reads a mixture, remixes them and writes into each."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from residua.plan import Site
+from residua.stream import Past, Read, Routing, Stream
+
+
+def home(streams: int, site: Site) -> int:
+    """The stream that a site reads at the start: sites take turns, which is what sets the streams apart."""
+    return site.index % streams
+
+
+class ParallelStream(Stream[Tensor]):
+    """H <- rest + w' y over n streams H [n, d], all of them the embedding at first; `read` carries rest and w.
+
+    `self.part(site)(H)` gives the weights of the read, [b t n], first; the head has no part.
+    """
+
+    mixes = "n parallel streams"
+    streams: int
+
+    def open(self, x: Tensor, past: Past = None) -> Tensor:
+        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
+
+    def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
+        rest, weights = read.carry
+        return rest + weights.to(y.dtype)[..., None] * y[..., None, :]
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
+
+    def routing(self, H: Tensor, site: Site) -> Routing | None:
+        if site.kind == "head":
+            return None
+        weights, *_ = self.part(site)(H)
+        return Routing(H.unbind(-2), weights.movedim(-1, 0)[None, ..., None])
