@@ -172,5 +172,5 @@ def test_triton_window_attend_compiles(compiler, mode, dtype, heads, tokens, wid
         window=16, mode=mode, queries=None, keys=None, causal=causal,
         bias=value(heads, 16 if causal else 31) if bias else None,
     )  # fmt: skip
-    assert compiler.names() == {"_bounds_kernel", "_forward_kernel", "_query_backward_kernel", "_key_backward_kernel"}
+    assert compiler.names() == {"bounds_kernel", "forward_kernel", "query_backward_kernel", "key_backward_kernel"}
     assert_fits(compiler)
