@@ -18,16 +18,6 @@ pytestmark = pytest.mark.slow  # the site is built
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory, worker_id):
@@ -115,21 +105,11 @@ def test_unknown_comment_stops_the_build(tmp_path):
     assert "index.md asks for 'nonsense'; docs/hooks.py answers design_table" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield chromium
-        chromium.close()
-
-
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("name", ["index", "designs"])
-def test_page_opens_from_a_folder(site, browser, name, width):
-    page = browser.new_page(viewport={"width": width, "height": 800})
+def test_page_opens_from_a_folder(site, chromium, name, width):
+    page = chromium.new_page(viewport={"width": width, "height": 800})
     heard, asked = [], []
     page.on("console", lambda message: heard.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: heard.append(str(error)))
@@ -148,8 +128,8 @@ def test_page_opens_from_a_folder(site, browser, name, width):
 
 
 @pytest.mark.browser
-def test_search_works_from_a_folder(site, browser):
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
+def test_search_works_from_a_folder(site, chromium):
+    page = chromium.new_page(viewport={"width": 1280, "height": 800})
     page.goto((site / "index.html").as_uri())
     page.keyboard.press("/")
     page.keyboard.type("Sinkhorn")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
 from residua.report import gather, render
-from tests.docs.test_site import FLAGS
+from tests.browser import chromium as chromium
 from tests.report.comparison import make_comparison
 
 
@@ -29,17 +27,6 @@ def data(compared):
 def html(data):
     """Its page."""
     return render(data)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """A browser for the tests of a file."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

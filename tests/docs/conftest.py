@@ -1,0 +1,3 @@
+"""The pages of the documentation are opened in a browser."""
+
+from tests.browser import chromium as chromium
