@@ -6,8 +6,10 @@ So no list of designs, options or laws is written twice; a comment that names no
 
 from __future__ import annotations
 
+import base64
 import html
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -223,14 +225,18 @@ def asymmetry_picture(size: str) -> str:
 
 def picture(draw: Callable[[], Any], text: str) -> str:
     """A plot inside the page, as it is when the page is built."""
-    import base64
     import tempfile
 
     from residua.plots.save import save
 
     with tempfile.TemporaryDirectory() as folder:
         _, drawn = save({"plot": draw}, folder)
-        encoded = base64.b64encode(drawn.read_bytes()).decode()
+        return embedded(drawn, text)
+
+
+def embedded(file: Path, text: str) -> str:
+    """A drawing inside the page."""
+    encoded = base64.b64encode(file.read_bytes()).decode()
     return f'<img alt="{text}" src="data:image/svg+xml;base64,{encoded}">'
 
 
@@ -248,6 +254,84 @@ def bench(kind: str) -> str:
     return f"{fence(found['command'], 'sh')}\n\n{tables}\n\n{made_on}"
 
 
+def bars() -> str:
+    """The bars of the fast path beside the committed files."""
+    from residua.bench.table import markdown
+    from residua.bench.targets import gathered, judged
+
+    return markdown(judged(gathered(ROOT / "results" / "bench")))
+
+
+def results(name: str) -> str:
+    """The table of a committed comparison, with its command; what to run where there is none yet."""
+    folder = ROOT / "results" / name
+    if not (folder / "results.json").exists():
+        return f"Not run yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
+    command = json.loads((folder / "results.json").read_text())["command"]
+    return f"{fence(command, 'sh')}\n\n{(folder / 'results.md').read_text()}"
+
+
+def routing(name: str) -> str:
+    """How sharp the reads of a comparison's deep third are."""
+    file = ROOT / "results" / name / "results.json"
+    if not file.exists():
+        return "Not run yet."
+    rows = [
+        (
+            f"<code>{row['label']}</code>",
+            f"{row['routing']['deep_max_weight']:.2f}",
+            f"{row['routing']['deep_normalised_entropy']:.2f}",
+            f"{row['routing']['deep_effective_sources']:.1f}",
+            f"{row['routing']['deep_collapsed_share']:.2f}",
+        )
+        for row in json.loads(file.read_text())["rows"]
+        if row["routing"]
+    ]
+    return table(("design", "max weight", "entropy (0 to 1)", "effective sources", "collapsed sites"), rows)
+
+
+def task_results(name: str) -> str:
+    """The tables of the tasks beside a comparison, each with its command."""
+    from residua.compare.table import difference, spread
+
+    def shown(found: dict[str, Any]) -> str:
+        rows = [
+            (
+                f"<code>{row['design']}</code>",
+                f"<code>{row['layout']}</code>",
+                f"{row['parameters']:,}",
+                spread(row["accuracy"], 3),
+                difference(row, 3, "no difference"),
+            )
+            for row in found["rows"]
+        ]
+        titles = ("design", "layout", "parameters", f"accuracy (chance {found['chance']:.3f})", "vs baseline")
+        return f"{fence(found['command'], 'sh')}\n\n{table(titles, rows)}"
+
+    files = sorted((ROOT / "results" / name / "tasks").glob("*.json"))
+    return "\n\n".join(shown(json.loads(file.read_text())) for file in files) or "Not run yet."
+
+
+def finetuned(name: str) -> str:
+    """What fine-tuning a converted checkpoint beside its base gave."""
+    folder = ROOT / "results" / name
+    if not (folder / "finetune.json").exists():
+        return f"Not run yet: `tools/convert_experiment --out results/{name}`."
+    found = json.loads((folder / "finetune.json").read_text())
+    gap, first, early = found["final"]["difference"], found["first_loss"], found["first_steps"]
+    said = [
+        f"first losses differ by at most {first['largest_gap']:.1e}",
+        f"{early['inside_band']} of {early['of']} losses of the first {early['steps']} updates lie in the base's band "
+        "(two deviations over its seeds); paired with the base's, they differ by at most "
+        f"{early['largest_paired_gap']:.4f}",
+        f"final validation loss, converted less base: {gap['mean']:+.4f} nats, 95 % interval {gap['low']:+.4f} to "
+        f"{gap['high']:+.4f}" + ("" if gap["significant"] else ", which holds zero: no difference seen"),
+    ]
+    lines = "\n".join(f"- {one}" for one in said)
+    shown = embedded(folder / "finetune.svg", "Losses of the converted checkpoint and of its base while fine-tuning")
+    return f"{fence(found['command'], 'sh')}\n\n{lines}\n\n{shown}"
+
+
 ANSWERS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
@@ -260,6 +344,11 @@ ANSWERS: dict[str, Callable[..., str]] = {
         sublayers,
         example,
         bench,
+        bars,
+        results,
+        routing,
+        task_results,
+        finetuned,
         map_table,
         map_exceptions,
         map_picture,

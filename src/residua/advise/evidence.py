@@ -61,7 +61,8 @@ class Solved:
     def __str__(self) -> str:
         where = "" if self.layout == "attn,mlp" else f" in {self.layout}"
         noise = "" if self.decided else ", no difference seen"
-        return f"{self.task}: {self.design}{where} {self.accuracy:.2f} of 1 against {self.baseline:.2f}{noise}, {self.source}"
+        shares = f"{self.accuracy:.2f} of 1 against {self.baseline:.2f}"
+        return f"{self.task}: {self.design}{where} {shares}{noise}, {self.source}"
 
 
 _DELTA = "Delta Attention Residuals, arXiv 2605.18855"
