@@ -121,4 +121,5 @@ def chunked_window(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 def compiled(form: Callable[..., Tensor]) -> Callable[..., Any]:
     """Inductor's version, for these very shapes; made at the first call."""
+    torch._dynamo.reset()  # one function is compiled for few shapes before dynamo gives up; cases come one at a time
     return torch.compile(form, fullgraph=True, dynamic=False)

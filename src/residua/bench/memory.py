@@ -14,6 +14,9 @@ from residua.bench.timing import exponent
 
 STANDARD = "standard"
 
+SHALLOW = 4
+"""Blocks of the first model: enough for a design that groups sublayers."""
+
 
 def measure(designs: Sequence[str], depths: Sequence[int], *, width: int, tokens: int) -> dict[str, Any]:
     """Each design at each depth in a process of its own, whose allocator returns what is freed."""
@@ -46,13 +49,13 @@ def _in_process(design: str, depth: int, width: int, tokens: int) -> int:
 
 
 def main(design: str, depth: str, width: str, tokens: str) -> None:
-    """The measuring process: one small step to load all code, then the step, its high-water printed."""
+    """The measuring process: one step of a shallow model to load all code, then the step, its high-water printed."""
     import torch
 
     from residua.bench.model import step
 
     torch.set_num_threads(1)
-    step(design, 1, int(width), 1, int(tokens))()
+    step(design, min(int(depth), SHALLOW), int(width), 1, int(tokens))()
     run = step(design, int(depth), int(width), 1, int(tokens))
     before = _reset_high_water()
     run()

@@ -24,26 +24,20 @@ INLINE void FN(dots_step)(const int row_count, const T *const *rows, const int v
     }
 }
 
-/* dot[r][v] = rows[r] . vectors[v], and square[r] += |rows[r]|^2 where asked for; the counts are constants. */
-INLINE void FN(dots)(const int row_count, const T *const *rows, const int vector_count, const A *const *vectors,
-                     int64_t width, A dot[][4], A *square) {
+/* dot[r][v] = rows[r] . vectors[v] of two rows and four vectors, and square[r] += |rows[r]|^2 where asked for. */
+INLINE void FN(dots)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4], A *square) {
     VEC sum[4][4] = {0}, squares[4] = {0};
     int64_t d = 0;
     for (; d + LANES <= width; d += LANES) {
-        FN(dots_step)(row_count, rows, vector_count, vectors, d, LANES, sum, square ? squares : NULL);
+        FN(dots_step)(2, rows, 4, vectors, d, LANES, sum, square ? squares : NULL);
     }
     if (d < width) {
-        FN(dots_step)(row_count, rows, vector_count, vectors, d, width - d, sum, square ? squares : NULL);
+        FN(dots_step)(2, rows, 4, vectors, d, width - d, sum, square ? squares : NULL);
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < row_count; r++) {
-        if (square) {
-            square[r] += FN(sum)(squares[r]);
-        }
-#pragma GCC unroll 4
-        for (int v = 0; v < vector_count; v++) {
-            dot[r][v] = FN(sum)(sum[r][v]);
-        }
+    FN(sums_of_8)(sum[0], dot[0]);
+#pragma GCC unroll 2
+    for (int r = 0; square && r < 2; r++) {
+        square[r] += FN(sum)(squares[r]);
     }
 }
 

@@ -1,12 +1,12 @@
 /* Several queries over the same sources, bound by arithmetic: token by token, every number loaded used many times. */
 
-NOINLINE void FN(dots_of_2_by_4)(const T *const *rows, const A *const *vectors, int64_t width, A dot[][4]) {
-    FN(dots)(2, rows, 4, vectors, width, dot, NULL);
+NOINLINE void FN(dots_of_2_by_4)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4]) {
+    FN(dots)(rows, vectors, width, dot, NULL);
 }
 
-NOINLINE void FN(dots_of_2_by_4_and_squares)(const T *const *rows, const A *const *vectors, int64_t width, A dot[][4],
+NOINLINE void FN(dots_of_2_by_4_and_squares)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4],
                                              A *square) {
-    FN(dots)(2, rows, 4, vectors, width, dot, square);
+    FN(dots)(rows, vectors, width, dot, square);
 }
 
 NOINLINE void FN(mix_four)(const T *const *rows, int64_t count, const A *const *weights, T *const *out, int64_t at,
