@@ -36,7 +36,7 @@ def test_ops_are_measured_and_recorded(tmp_path):
     ("arguments", "kind", "keys"),
     [
         (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"rows", "growth"}),
-        (("memory", "--depth", "2", "--depth", "3", "--width", "16", "-d", "delta:blocks=4"), "memory", {"bytes", "ratios"}),
+        (("memory", "--depth", "2", "--depth", "3", "--width", "8", "-d", "delta:blocks=4"), "memory", {"ratios"}),
         (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model", "converted"}),
         (
             ("model", "--depth", "1", "--width", "16", "--tokens", "8", "-d", "delta", "--pairs", "5"),

@@ -21,7 +21,7 @@ from residua.ops.attend import cpu
 from residua.ops.attend.native import Carry
 
 GROUP = 16
-"""Reads that share a pass: of 4 to 24, what a stack of 48 blocks ran fastest with. Each is one more value in the state."""
+"""Reads that share a pass: of 4 to 24, what 48 blocks ran fastest with. Each is one more value in the state."""
 LEAST = 1 << 16
 """Numbers in a source from which that pays: below, a call costs more than the memory it saves."""
 
