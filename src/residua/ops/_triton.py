@@ -52,6 +52,12 @@ def _delta_write(*arguments: Any, **options: Any) -> Any:
     return delta_write(*arguments, **options)
 
 
+def _add_norm(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.add_norm.triton import add_norm
+
+    return add_norm(*arguments, **options)
+
+
 def _window_attend(*arguments: Any, **options: Any) -> Any:
     from residua.ops.window_attend.triton import window_attend
 
@@ -64,6 +70,7 @@ SERVED: dict[str, Callable[..., Any]] = {
     "mix": _mix,
     "remix": _remix,
     "delta_write": _delta_write,
+    "add_norm": _add_norm,
     "window_attend": _window_attend,
 }
 """The ops with a Triton kernel."""
