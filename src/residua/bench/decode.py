@@ -90,7 +90,7 @@ def _converted(designs: Sequence[str], depth: int, width: int, seconds: float, c
             model(ids, past_key_values=cache)
         return lambda: model(ids[:, :1], past_key_values=cache)
 
-    timed = {"base": token(None)} | {name: token(name) for name in dict.fromkeys(designs)}
+    timed = {"base": token(None)} | {name: token(name) for name in dict.fromkeys((STANDARD, *designs))}
     return {"depth": depth, "width": width, "context": context, **_over("base", timed, seconds)}
 
 
