@@ -285,7 +285,7 @@ def routing(name: str) -> str:
             f"{row['routing']['deep_collapsed_share']:.2f}",
         )
         for row in json.loads(file.read_text())["rows"]
-        if row["routing"]
+        if row["routing"]["deep_max_weight"] is not None
     ]
     return table(("design", "max weight", "entropy (0 to 1)", "effective sources", "collapsed sites"), rows)
 
