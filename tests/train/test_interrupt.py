@@ -45,7 +45,15 @@ def test_signal_in_the_last_step_changes_nothing(tmp_path):
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
-def test_second_signal_does_not_wait():
+@pytest.fixture
+def python_handles_sigint():
+    """A shell starts what it runs in the background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_second_signal_does_not_wait(python_handles_sigint):
     with Interrupts() as interrupts:
         os.kill(os.getpid(), signal.SIGINT)
         assert interrupts.caught == signal.SIGINT
