@@ -1,21 +1,22 @@
 """What the pages take from the code while they are built: designs, laws, layouts and examples.
 
-A page asks with a comment of its own line, `<!-- residua: NAME -->`, and gets what the function NAME below returns.
+A page asks with a comment of its own line, `<!-- residua: NAME -->`, and gets what the function NAME returns: here, or in `measured.py`.
 So no list of designs, options or laws is written twice; a comment that names nothing stops the build.
 """
 
 from __future__ import annotations
 
-import base64
 import html
 import inspect
-import json
 import re
 import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+from markup import embedded, fence, folded, linked, marked, paragraphs, table
+from measured import bars, bench, finetuned, results, routing, task_results
 
 import residua
 from residua import testing
@@ -234,104 +235,6 @@ def picture(draw: Callable[[], Any], text: str) -> str:
         return embedded(drawn, text)
 
 
-def embedded(file: Path, text: str) -> str:
-    """A drawing inside the page."""
-    encoded = base64.b64encode(file.read_bytes()).decode()
-    return f'<img alt="{text}" src="data:image/svg+xml;base64,{encoded}">'
-
-
-def bench(kind: str) -> str:
-    """The table of a committed file of `residua bench`, with its command; what to run where there is none yet."""
-    from residua.bench import record
-    from residua.bench.table import markdown, sheets
-
-    file = ROOT / "results" / "bench" / f"{kind}.json"
-    if not file.exists():
-        return f"Not measured yet for this version: `residua bench {kind} --out results/bench/{kind}.json`."
-    found = record.read(file)
-    tables = "\n".join(markdown(sheet) for sheet in sheets(found))
-    made_on = f"{found['regime']['processor']}, torch {found['regime']['torch']}."
-    return f"{fence(found['command'], 'sh')}\n\n{tables}\n\n{made_on}"
-
-
-def bars() -> str:
-    """The bars of the fast path beside the committed files."""
-    from residua.bench.table import markdown
-    from residua.bench.targets import gathered, judged
-
-    return markdown(judged(gathered(ROOT / "results" / "bench")))
-
-
-def results(name: str) -> str:
-    """The table of a committed comparison, with its command; what to run where there is none yet."""
-    folder = ROOT / "results" / name
-    if not (folder / "results.json").exists():
-        return f"Not run yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
-    command = json.loads((folder / "results.json").read_text())["command"]
-    return f"{fence(command, 'sh')}\n\n{(folder / 'results.md').read_text()}"
-
-
-def routing(name: str) -> str:
-    """How sharp the reads of a comparison's deep third are."""
-    file = ROOT / "results" / name / "results.json"
-    if not file.exists():
-        return "Not run yet."
-    rows = [
-        (
-            f"<code>{row['label']}</code>",
-            f"{row['routing']['deep_max_weight']:.2f}",
-            f"{row['routing']['deep_normalised_entropy']:.2f}",
-            f"{row['routing']['deep_effective_sources']:.1f}",
-            f"{row['routing']['deep_collapsed_share']:.2f}",
-        )
-        for row in json.loads(file.read_text())["rows"]
-        if row["routing"]["deep_max_weight"] is not None
-    ]
-    return table(("design", "max weight", "entropy (0 to 1)", "effective sources", "collapsed sites"), rows)
-
-
-def task_results(name: str) -> str:
-    """The tables of the tasks beside a comparison, each with its command."""
-    from residua.compare.table import difference, spread
-
-    def shown(found: dict[str, Any]) -> str:
-        rows = [
-            (
-                f"<code>{row['design']}</code>",
-                f"<code>{row['layout']}</code>",
-                f"{row['parameters']:,}",
-                spread(row["accuracy"], 3),
-                difference(row, 3, "no difference"),
-            )
-            for row in found["rows"]
-        ]
-        titles = ("design", "layout", "parameters", f"accuracy (chance {found['chance']:.3f})", "vs baseline")
-        return f"{fence(found['command'], 'sh')}\n\n{table(titles, rows)}"
-
-    files = sorted((ROOT / "results" / name / "tasks").glob("*.json"))
-    return "\n\n".join(shown(json.loads(file.read_text())) for file in files) or "Not run yet."
-
-
-def finetuned(name: str) -> str:
-    """What fine-tuning a converted checkpoint beside its base gave."""
-    folder = ROOT / "results" / name
-    if not (folder / "finetune.json").exists():
-        return f"Not run yet: `tools/convert_experiment --out results/{name}`."
-    found = json.loads((folder / "finetune.json").read_text())
-    gap, first, early = found["final"]["difference"], found["first_loss"], found["first_steps"]
-    said = [
-        f"first losses differ by at most {first['largest_gap']:.1e}",
-        f"{early['inside_band']} of {early['of']} losses of the first {early['steps']} updates lie in the base's band "
-        "(two deviations over its seeds); paired with the base's, they differ by at most "
-        f"{early['largest_paired_gap']:.4f}",
-        f"final validation loss, converted less base: {gap['mean']:+.4f} nats, 95 % interval {gap['low']:+.4f} to "
-        f"{gap['high']:+.4f}" + ("" if gap["significant"] else ", which holds zero: no difference seen"),
-    ]
-    lines = "\n".join(f"- {one}" for one in said)
-    shown = embedded(folder / "finetune.svg", "Losses of the converted checkpoint and of its base while fine-tuning")
-    return f"{fence(found['command'], 'sh')}\n\n{lines}\n\n{shown}"
-
-
 ANSWERS: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
@@ -424,36 +327,3 @@ def state_source(cls: type[Stream[Any]]) -> str:
 def methods_source(cls: type[Stream[Any]]) -> str:
     """The three verbs as they are written."""
     return "\n".join(textwrap.dedent(inspect.getsource(getattr(cls, verb))) for verb in ("open", "read", "write"))
-
-
-def linked(paper: str) -> str:
-    """The paper with its arXiv numbers as links."""
-    return re.sub(r"\b(\d{4}\.\d{5})\b", r'<a href="https://arxiv.org/abs/\1">\1</a>', html.escape(paper))
-
-
-def paragraphs(docstring: str) -> str:
-    """A docstring as paragraphs."""
-    return "\n\n".join(f"<p>{marked(one)}</p>" for one in inspect.cleandoc(docstring).split("\n\n"))
-
-
-def marked(text: str) -> str:
-    """Plain text as HTML: `code` and *word* are its only marks, so that h_0, n * softmax and |y| stay as they are."""
-    text = html.escape(re.sub(r"\s+", " ", text), quote=False)
-    return re.sub(r"(?<!\w)\*(\w+)\*(?!\w)", r"<em>\1</em>", re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
-
-
-def table(titles: tuple[str, ...], rows: list[tuple[str, ...]], wide: tuple[str, ...] = ()) -> str:
-    """Cells are HTML; the columns titled `wide` get room for a line of an equation or of text."""
-    head = "".join(f"<th{' style=min-width:14rem' if title in wide else ''}>{title}</th>" for title in titles)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def fence(text: str, language: str = "text") -> str:
-    """A code block."""
-    return f"```{language}\n{text.rstrip()}\n```"
-
-
-def folded(title: str, content: str) -> str:
-    """A block that opens on a click."""
-    return f'??? note "{title}"\n\n{textwrap.indent(content, "    ")}'

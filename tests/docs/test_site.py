@@ -95,9 +95,10 @@ def test_site_holds_pages_and_no_sources(site):
 def test_unknown_comment_stops_the_build(tmp_path):
     docs = tmp_path / "docs"
     docs.mkdir()
-    shutil.copy(ROOT / "docs" / "hooks.py", docs)
+    for file in (ROOT / "docs").glob("*.py"):
+        shutil.copy(file, docs)
     (docs / "index.md").write_text("<!-- residua: nonsense -->\n")
-    (tmp_path / "mkdocs.yml").write_text("site_name: x\nhooks: [docs/hooks.py]\nexclude_docs: hooks.py\n")
+    (tmp_path / "mkdocs.yml").write_text("site_name: x\nhooks: [docs/hooks.py]\nexclude_docs: '*.py'\n")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )

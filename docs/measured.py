@@ -1,0 +1,103 @@
+"""What the pages show of the files in `results`: a table and the command that wrote it, or what to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from markup import embedded, fence, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def bench(kind: str) -> str:
+    """The table of a committed file of `residua bench`, with its command; what to run where there is none yet."""
+    from residua.bench import record
+    from residua.bench.table import markdown, sheets
+
+    file = ROOT / "results" / "bench" / f"{kind}.json"
+    if not file.exists():
+        return f"Not measured yet for this version: `residua bench {kind} --out results/bench/{kind}.json`."
+    found = record.read(file)
+    tables = "\n".join(markdown(sheet) for sheet in sheets(found))
+    made_on = f"{found['regime']['processor']}, torch {found['regime']['torch']}."
+    return f"{fence(found['command'], 'sh')}\n\n{tables}\n\n{made_on}"
+
+
+def bars() -> str:
+    """The bars of the fast path beside the committed files."""
+    from residua.bench.table import markdown
+    from residua.bench.targets import gathered, judged
+
+    return markdown(judged(gathered(ROOT / "results" / "bench")))
+
+
+def results(name: str) -> str:
+    """The table of a committed comparison, with its command; what to run where there is none yet."""
+    folder = ROOT / "results" / name
+    if not (folder / "results.json").exists():
+        return f"Not run yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
+    command = json.loads((folder / "results.json").read_text())["command"]
+    return f"{fence(command, 'sh')}\n\n{(folder / 'results.md').read_text()}"
+
+
+def routing(name: str) -> str:
+    """How sharp the reads of a comparison's deep third are."""
+    file = ROOT / "results" / name / "results.json"
+    if not file.exists():
+        return "Not run yet."
+    rows = [
+        (
+            f"<code>{row['label']}</code>",
+            f"{row['routing']['deep_max_weight']:.2f}",
+            f"{row['routing']['deep_normalised_entropy']:.2f}",
+            f"{row['routing']['deep_effective_sources']:.1f}",
+            f"{row['routing']['deep_collapsed_share']:.2f}",
+        )
+        for row in json.loads(file.read_text())["rows"]
+        if row["routing"]["deep_max_weight"] is not None
+    ]
+    return table(("design", "max weight", "entropy (0 to 1)", "effective sources", "collapsed sites"), rows)
+
+
+def task_results(name: str) -> str:
+    """The tables of the tasks beside a comparison, each with its command."""
+    from residua.compare.table import difference, spread
+
+    def shown(found: dict[str, Any]) -> str:
+        rows = [
+            (
+                f"<code>{row['design']}</code>",
+                f"<code>{row['layout']}</code>",
+                f"{row['parameters']:,}",
+                spread(row["accuracy"], 3),
+                difference(row, 3, "no difference"),
+            )
+            for row in found["rows"]
+        ]
+        titles = ("design", "layout", "parameters", f"accuracy (chance {found['chance']:.3f})", "vs baseline")
+        return f"{fence(found['command'], 'sh')}\n\n{table(titles, rows)}"
+
+    files = sorted((ROOT / "results" / name / "tasks").glob("*.json"))
+    return "\n\n".join(shown(json.loads(file.read_text())) for file in files) or "Not run yet."
+
+
+def finetuned(name: str) -> str:
+    """What fine-tuning a converted checkpoint beside its base gave."""
+    folder = ROOT / "results" / name
+    if not (folder / "finetune.json").exists():
+        return f"Not run yet: `tools/convert_experiment --out results/{name}`."
+    found = json.loads((folder / "finetune.json").read_text())
+    gap, first, early = found["final"]["difference"], found["first_loss"], found["first_steps"]
+    said = [
+        f"first losses differ by at most {first['largest_gap']:.1e}",
+        f"{early['inside_band']} of {early['of']} losses of the first {early['steps']} updates lie in the base's band "
+        "(two deviations over its seeds); paired with the base's, they differ by at most "
+        f"{early['largest_paired_gap']:.4f}",
+        f"final validation loss, converted less base: {gap['mean']:+.4f} nats, 95 % interval {gap['low']:+.4f} to "
+        f"{gap['high']:+.4f}" + ("" if gap["significant"] else ", which holds zero: no difference seen"),
+    ]
+    lines = "\n".join(f"- {one}" for one in said)
+    shown = embedded(folder / "finetune.svg", "Losses of the converted checkpoint and of its base while fine-tuning")
+    return f"{fence(found['command'], 'sh')}\n\n{lines}\n\n{shown}"
