@@ -1,7 +1,7 @@
 """What the pages take from the code while they are built: designs, laws, layouts and examples.
 
-A page asks with a comment of its own line, `<!-- residua: NAME -->`, and gets what the function NAME returns: here, or in `measured.py`.
-So no list of designs, options or laws is written twice; a comment that names nothing stops the build.
+A page asks with a comment of its own line, `<!-- residua: NAME -->`, and gets what the function NAME returns, here or
+in `measured.py`. So no list of designs, options or laws is written twice; a comment that names nothing stops the build.
 """
 
 from __future__ import annotations

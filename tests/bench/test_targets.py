@@ -23,11 +23,12 @@ def test_bar_is_judged_by_the_row_it_names(ratio, verdict):
     assert found["one read f+b, float32, n=16, 2048x256"] == "not measured"
 
 
-@pytest.mark.parametrize(("resolved", "verdict"), [(True, "missed"), (False, "met")])
+@pytest.mark.parametrize(("resolved", "verdict"), [(True, "missed"), (False, "not measured")])
 def test_unresolved_step_is_judged_by_its_machinery(resolved, verdict):
     model = {"resolved": resolved, "ratios": {"delta": {"value": 1.2, "control": 0.01}}, "machinery": {"delta": 0.06}}
     found = {row[0]: row[3] for row in judged({"model": model}).rows}
     assert found["training step, delta, less the control"] == verdict
+    assert found["its machinery, delta, where no step is resolved"] == "met"
 
 
 def test_nothing_measured_is_nothing_met():

@@ -17,10 +17,10 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from residua.hf.anatomy import ANATOMY
+from tests.conftest import OLDEST
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-OLDEST = Path(sys.prefix) / "oldest"
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2")
 FILES = ("test_contract", "test_citizenship", "test_storage", "test_registration")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from residua.advise.evidence import Evidence, Solved
+from residua.advise.evidence import Evidence, Solved, placed
 
 Costs = Mapping[str, float]
 WINDOW = 4
@@ -49,7 +49,7 @@ def claims(
             PAPER,
             *_with(
                 _judged("ddl", ddl, "attention over depth", depth),
-                [one for one in tasks if one.design.startswith("ddl") and one.task in ("overwrite", "parity")],
+                [one for one in tasks if one.design.startswith("ddl") and one.name in ("overwrite", "parity")],
             ),
         ),
         Claim(
@@ -57,7 +57,7 @@ def claims(
             PAPER,
             *_with(
                 _judged("a window over tokens", swa, "a short convolution or a window over depth", [*static, *depth]),
-                [one for one in tasks if "swa" in one.layout and one.task == "delim"],
+                [one for one in tasks if "swa" in one.layout and one.name == "delim"],
             ),
         ),
         _system(tokens_costs, depth_costs),
@@ -110,5 +110,4 @@ def _with(judged: tuple[str, str], tasks: Sequence[Solved]) -> tuple[str, str]:
 
 
 def _said(one: Evidence) -> str:
-    where = "" if one.layout == "attn,mlp" else f" in {one.layout}"
-    return f"{one.design}{where} {one.effect:+.4f} nats, {one.verdict}, {one.source}"
+    return f"{placed(one)} {one.effect:+.4f} nats, {one.verdict}, {one.source}"

@@ -58,11 +58,20 @@ class Solved:
     decided: bool
     source: str
 
+    @property
+    def name(self) -> str:
+        """Of the task, without its options."""
+        return self.task.partition(":")[0]
+
     def __str__(self) -> str:
-        where = "" if self.layout == "attn,mlp" else f" in {self.layout}"
         noise = "" if self.decided else ", no difference seen"
         shares = f"{self.accuracy:.2f} of 1 against {self.baseline:.2f}"
-        return f"{self.task}: {self.design}{where} {shares}{noise}, {self.source}"
+        return f"{self.task}: {placed(self)} {shares}{noise}, {self.source}"
+
+
+def placed(one: Evidence | Solved) -> str:
+    """The design, and its layout unless that is the plain one."""
+    return one.design if one.layout == "attn,mlp" else f"{one.design} in {one.layout}"
 
 
 _DELTA = "Delta Attention Residuals, arXiv 2605.18855"
@@ -181,7 +190,7 @@ def results_folder() -> Path | None:
 
 def measured(folder: Path | None) -> list[Evidence]:
     """Every row of every comparison in the folder that is not its baseline."""
-    return [one for file in result_files(folder) for one in _rows(file)]
+    return [] if folder is None else [one for file in result_files(folder) for one in _rows(file, folder)]
 
 
 def result_files(folder: Path | None) -> list[Path]:
@@ -191,10 +200,14 @@ def result_files(folder: Path | None) -> list[Path]:
 
 def solved(folder: Path | None) -> list[Solved]:
     """Every row of every task in the folder that is not its baseline: `results/NAME/tasks/TASK.json`."""
-    return [] if folder is None else [one for file in sorted(folder.glob("*/tasks/*.json")) for one in _tasks(file)]
+    return (
+        []
+        if folder is None
+        else [one for file in sorted(folder.glob("*/tasks/*.json")) for one in _tasks(file, folder)]
+    )
 
 
-def _tasks(file: Path) -> Iterator[Solved]:
+def _tasks(file: Path, folder: Path) -> Iterator[Solved]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         baseline = found["rows"][0]["accuracy"]["mean"]
@@ -206,18 +219,18 @@ def _tasks(file: Path) -> Iterator[Solved]:
                 accuracy=row["accuracy"]["mean"],
                 baseline=baseline,
                 decided=row["difference"]["significant"],
-                source="/".join(file.parts[-4:]),
+                source=cited(file, folder),
             )
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{file} is not a file of residua tasks: {error!r}") from None
 
 
-def cited(file: Path) -> str:
+def cited(file: Path, folder: Path) -> str:
     """The path to name: from the folder of results on."""
-    return "/".join(file.parts[-3:])
+    return f"{folder.resolve().name}/{file.relative_to(folder).as_posix()}"
 
 
-def _rows(file: Path) -> Iterator[Evidence]:
+def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         rows, notes = found["rows"], "; ".join(found.get("notes", []))
@@ -232,7 +245,7 @@ def _rows(file: Path) -> Iterator[Evidence]:
                 decided=gap["significant"],
                 parameters=row["parameters"],
                 speed=row["speed"],
-                source=f"{cited(file)} (our own, {gap['seeds']} seeds)",
+                source=f"{cited(file, folder)} (our own, {gap['seeds']} seeds)",
                 kind="ours",
                 note=(f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}" + (f"; {notes}" if notes else "")),
             )

@@ -136,7 +136,7 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
         tuple(one for one in judged if one.ruled_out),
         tuple(claims(ours, *windows, tasks=solved(folder))),
         tuple(_unknown(ranked, situation, ours, plain[0].parameters)),
-        tuple(map(cited, result_files(folder))),
+        tuple(cited(file, folder) for file in result_files(folder)) if folder else (),
     )
 
 

@@ -48,7 +48,8 @@ def show(sheet: Sheet) -> None:
         console.print(note)
 
 
-def _ratio(found: Mapping[str, Any] | None) -> str:
+def ratio(found: Mapping[str, Any] | None) -> str:
+    """`12.3x`, `n.r.` where the run could not resolve it, a dash where it was not measured."""
     if found is None:
         return "-"
     return str(Ratio(**{key: value for key, value in found.items() if key != "resolved"}))
@@ -68,7 +69,7 @@ def _ops(measured: Mapping[str, Any]) -> Sheet:
                     case if phase == "forward" else "",
                     label,
                     f"{1e3 * row[phase]['seconds'][OURS]:.2f}",
-                    *(_ratio(found.get(form)) for form in (PUBLIC, PLAIN, COMPILED)),
+                    *(ratio(found.get(form)) for form in (PUBLIC, PLAIN, COMPILED)),
                     f"{100 * found[PUBLIC]['control']:.0f} %",
                     "-" if share is None else f"{100 * share:.0f} %",
                 ]
@@ -93,7 +94,7 @@ def _stack(measured: Mapping[str, Any]) -> Sheet:
         took = [f"{1e3 * row['seconds'][name]:.1f}" for row in measured["rows"]]
         power = measured["growth"].get(name)
         faster = measured["rows"][-1]["ratios"].get(name)
-        rows.append([name, *took, "-" if power is None else f"L^{power:.2f}", _ratio(faster)])
+        rows.append([name, *took, "-" if power is None else f"L^{power:.2f}", ratio(faster)])
     title = (
         f"All reads and writes of a stack, forward and backward, ms, {measured['tokens']} tokens x {measured['width']}"
     )
@@ -134,7 +135,7 @@ def _memory(measured: Mapping[str, Any]) -> Sheet:
 def _decode(measured: Mapping[str, Any]) -> Sheet:
     read, ring = measured["read"], measured["ring"]
     rows = [[f"one read, {read['sources']} sources x {read['width']}", f"{read['microseconds']['residua']:.1f}",
-             f"public form {_ratio(read['ratio'])}"]]  # fmt: skip
+             f"public form {ratio(read['ratio'])}"]]  # fmt: skip
     for length, took in ring["microseconds"].items():
         found = ring["over_shortest"].get(length)
         over = f"{found['value']:.2f} of the shortest (A/A {100 * found['control']:.0f} %)" if found else ""

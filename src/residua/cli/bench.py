@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from residua.cli._spoken import spoken
 
 KINDS = ("ops", "stack", "model", "memory", "decode")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
@@ -67,8 +67,7 @@ def command(
         from residua.bench import record
 
         subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
-        spoken = "residua " + shlex.join(sys.argv[1:])
-        record.write(out, measured, command=spoken, regime=regime.describe(threads, cores), subjects=sorted(subjects))
+        record.write(out, measured, command=spoken(), regime=regime.describe(threads, cores), subjects=sorted(subjects))
     if as_json:
         typer.echo(json.dumps(measured, indent=2))
         return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from residua.cli._spoken import spoken
 
 if TYPE_CHECKING:
     from residua.compare import ComparePlan
@@ -55,10 +55,9 @@ def command(
     if dry_run:
         _announce(chosen)
         return
-    spoken = "residua " + shlex.join(sys.argv[1:])
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, force=force, command=spoken, on_event=listen)
+            results = compare(chosen, out, jobs=jobs, force=force, command=spoken(), on_event=listen)
     except KeyboardInterrupt:
         typer.echo("residua: interrupted; every run has saved, and the same command goes on from there", err=True)
         raise typer.Exit(130) from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
+
+from residua.cli._spoken import spoken
 
 
 def command(
@@ -57,9 +57,7 @@ def command(
         from residua.train.folder import machine
 
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(
-            out, {"command": "residua " + shlex.join(sys.argv[1:]), "machine": machine(torch.device("cpu")), **results}
-        )
+        write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
 
 

@@ -39,9 +39,10 @@ def compare(
     corpus, tokenizer = _corpus(plan)
     prepare(corpus, tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))  # once, for all processes
     claim(plan, out)
-    for title, runs in (("tuning", plan.tuning), ("training", lambda: plan.runs(choose_rates(plan, out)))):
-        listen({"kind": "title", "text": title})
-        execute(runs(), out, jobs=jobs, threads=plan.threads, listen=listen)
+    for title, find in (("tuning", plan.tuning), ("training", lambda: plan.runs(choose_rates(plan, out)))):
+        if runs := find():
+            listen({"kind": "title", "text": title})
+            execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen)
     results = collect(plan, out, force=force, command=command)
     write_json(out / "results.json", results)
     (out / "results.csv").write_text(to_csv(results))

@@ -252,20 +252,15 @@ INLINE void FN(pull_rows)(const int rows, const int streamed, const T *const *va
     }
 }
 
-NOINLINE void FN(pull_2_streamed)(const T *const *value, const A *const *above, const A *query, const A *weight,
-                                  const A *slope, const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(2, 1, value, above, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_2)(const T *const *value, const A *const *above, const A *query, const A *weight, const A *slope,
-                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(2, 0, value, above, query, weight, slope, pull, gradient, query_gradient, width);
-}
-
-NOINLINE void FN(pull_1)(const T *const *value, const A *const *above, const A *query, const A *weight, const A *slope,
-                         const A *pull, T *const *gradient, A *query_gradient, int64_t width) {
-    FN(pull_rows)(1, 0, value, above, query, weight, slope, pull, gradient, query_gradient, width);
-}
+#define PULLER(name, rows, streamed)                                                                                  \
+    NOINLINE void name(const T *const *value, const A *const *above, const A *query, const A *weight, const A *slope, \
+                       const A *pull, T *const *gradient, A *query_gradient, int64_t width) {                         \
+        FN(pull_rows)(rows, streamed, value, above, query, weight, slope, pull, gradient, query_gradient, width);     \
+    }
+PULLER(FN(pull_2_streamed), 2, 1)
+PULLER(FN(pull_2), 2, 0)
+PULLER(FN(pull_1), 1, 0)
+#undef PULLER
 
 /* Adds a tile's sums to those of the whole range: float32 would lose digits over many tokens. */
 INLINE void FN(settle)(double *total, A *tile, int64_t n) {

@@ -75,25 +75,15 @@ INLINE void FN(add_rows)(const int first, const int last, A *sum, const T *const
 
 typedef void FN(adder)(A *, const T *const *, const A *, T *, A, int64_t, int64_t);
 
-NOINLINE void FN(add_first)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
-                            int64_t ahead) {
-    FN(add_rows)(1, 0, sum, rows, power, out, scale, width, ahead);
-}
-
-NOINLINE void FN(add_next)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
-                           int64_t ahead) {
-    FN(add_rows)(0, 0, sum, rows, power, out, scale, width, ahead);
-}
-
-NOINLINE void FN(add_last)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
-                           int64_t ahead) {
-    FN(add_rows)(0, 1, sum, rows, power, out, scale, width, ahead);
-}
-
-NOINLINE void FN(add_only)(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width,
-                           int64_t ahead) {
-    FN(add_rows)(1, 1, sum, rows, power, out, scale, width, ahead);
-}
+#define ADDER(name, first, last)                                                                                      \
+    NOINLINE void name(A *sum, const T *const *rows, const A *power, T *out, A scale, int64_t width, int64_t ahead) { \
+        FN(add_rows)(first, last, sum, rows, power, out, scale, width, ahead);                                        \
+    }
+ADDER(FN(add_first), 1, 0)
+ADDER(FN(add_next), 0, 0)
+ADDER(FN(add_last), 0, 1)
+ADDER(FN(add_only), 1, 1)
+#undef ADDER
 
 static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;

@@ -1,16 +1,31 @@
-"""What the Triton kernels share on the device: how a source is found, how two blocks are multiplied."""
+"""What the Triton kernels share: how rows are cut into blocks, how a source is found, how blocks are multiplied."""
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from residua.ops import _triton as host
 
 
 def accumulator(dtype: torch.dtype) -> tl.dtype:
     """Triton's name of the type to add up in."""
     return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def row_blocks(rows: Tensor, eps: float) -> dict[str, Any]:
+    """The constants of a kernel that takes whole rows, a block of tokens a program."""
+    block_width = host.power(rows.shape[-1])
+    block_tokens = host.tokens_a_block(block_width)
+    return {
+        "WIDTH": rows.shape[-1], "EPS": eps, "ACC": accumulator(rows.dtype), "BT": block_tokens, "BD": block_width,
+        "warps": host.warps(block_tokens * block_width),
+    }  # fmt: skip
 
 
 @triton.jit

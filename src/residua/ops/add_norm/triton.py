@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from residua.ops import _triton as host
-from residua.ops._triton_device import accumulator
+from residua.ops._triton_device import row_blocks
 
 
 @triton.jit
@@ -67,19 +67,10 @@ def _backward_kernel(
     tl.store(gains + tl.program_id(0) * WIDTH + d, of_gain, mask=d < WIDTH)
 
 
-def _settings(h: Tensor, eps: float) -> dict[str, Any]:
-    block_width = host.power(h.shape[-1])
-    block_tokens = host.tokens_a_block(block_width)
-    return {
-        "WIDTH": h.shape[-1], "EPS": eps, "ACC": accumulator(h.dtype), "BT": block_tokens, "BD": block_width,
-        "warps": host.warps(block_tokens * block_width),
-    }  # fmt: skip
-
-
 @torch.library.custom_op("residua_triton::add_norm", mutates_args=())
 def _add_norm(h: Tensor, y: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     h, y = h.contiguous(), y.contiguous()
-    total, normed, settings = torch.empty_like(h), torch.empty_like(h), _settings(h, eps)
+    total, normed, settings = torch.empty_like(h), torch.empty_like(h), row_blocks(h, eps)
     tokens = h.numel() // h.shape[-1]
     grid = (triton.cdiv(tokens, settings["BT"]),)
     host.launch(_forward_kernel, grid, h, h, y, gain.contiguous(), total, normed, tokens, **settings)
@@ -95,7 +86,7 @@ def _(h, y, gain, eps):
 def _add_norm_backward(
     through: Tensor, above: Tensor, total: Tensor, gain: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    settings, tokens = _settings(total, eps), total.numel() // total.shape[-1]
+    settings, tokens = row_blocks(total, eps), total.numel() // total.shape[-1]
     gradient = torch.empty_like(total)
     wide = torch.float64 if total.dtype == torch.float64 else torch.float32
     grid = (min(host.programs(total), triton.cdiv(tokens, settings["BT"])),)

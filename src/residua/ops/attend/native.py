@@ -132,21 +132,26 @@ def backward(
     return totals[:, :-1], totals[:, -1], made, into
 
 
-def value(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None) -> Tensor:
-    """One query's read, for whom no gradient will ask."""
+def value(
+    how: How,
+    query: Tensor,
+    sources: Sequence[Tensor],
+    null: Tensor | None,
+    carry: Carry | None = None,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """One query's read; fills `lse` where a backward pass will ask for it."""
     like = sources[0]
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like))
+    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like), carry=carry, lse=lse)
     return out
 
 
 def read(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None, carry: Carry | None = None) -> Carry:
     """One query's read and its log-sum."""
     like = sources[0]
-    out = torch.empty_like(like, memory_format=torch.contiguous_format)
     lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
-    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like), carry=carry, lse=lse)
-    return Carry(out, lse)
+    return Carry(value(how, query, sources, null, carry, lse), lse)
 
 
 def gradients(

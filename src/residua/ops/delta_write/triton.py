@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from residua.ops import _triton as host
-from residua.ops._triton_device import accumulator
+from residua.ops._triton_device import row_blocks
 
 
 @triton.jit
@@ -80,19 +80,10 @@ def _backward_kernel(
     tl.store(dbeta + t, dshare.to(dbeta.dtype.element_ty), mask=exists)
 
 
-def _settings(X: Tensor, eps: float) -> dict[str, Any]:
-    block_width = host.power(X.shape[-1])
-    block_tokens = host.tokens_a_block(block_width)
-    return {
-        "WIDTH": X.shape[-1], "EPS": eps, "ACC": accumulator(X.dtype), "BT": block_tokens, "BD": block_width,
-        "warps": host.warps(block_tokens * block_width),
-    }  # fmt: skip
-
-
 @torch.library.custom_op("residua_triton::delta_write", mutates_args=())
 def _delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) -> Tensor:
     X, k, value, beta = (one.contiguous() for one in (X, k, value, beta))
-    out, settings = torch.empty_like(X), _settings(X, eps)
+    out, settings = torch.empty_like(X), row_blocks(X, eps)
     grid = (triton.cdiv(beta.numel(), settings["BT"]),)
     host.launch(_forward_kernel, grid, X, X, k, value, beta, out, X.shape[-2], beta.numel(), **settings)
     return out
@@ -109,7 +100,7 @@ def _delta_write_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inputs = tuple(one.contiguous() for one in (X, k, value, beta))
     dX, dk, dvalue, dbeta = gradients = tuple(torch.empty_like(one) for one in inputs)
-    settings = _settings(X, eps)
+    settings = row_blocks(X, eps)
     grid = (triton.cdiv(beta.numel(), settings["BT"]),)
     host.launch(
         _backward_kernel, grid, X,
