@@ -44,16 +44,13 @@ class Site:
     """Inputs the sublayer can tell apart: 3 for attention (q, k, v)."""
     turn: int = 0
     """How many sublayers of the same kind come before it in its block."""
+    name: str = field(init=False, compare=False)
+    """`l3_attn`, `l3_attn2` for the second of a kind, or `head`: one string for the parameter prefix, the report label
+    and the pipeline key. Made once, because a token asks for it at every site."""
 
-    @property
-    def name(self) -> str:
-        """`l3_attn`, `l3_attn2` for the second of a kind, or `head`.
-
-        One string for the parameter prefix, the report label and the pipeline key.
-        """
-        if self.kind == "head":
-            return "head"
-        return f"l{self.layer}_{self.kind}" + (str(self.turn + 1) if self.turn else "")
+    def __post_init__(self) -> None:
+        inner = f"l{self.layer}_{self.kind}" + (str(self.turn + 1) if self.turn else "")
+        object.__setattr__(self, "name", "head" if self.kind == "head" else inner)
 
 
 @dataclass(frozen=True, slots=True)

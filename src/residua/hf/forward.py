@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.placing import placed
 from residua.plan import Site
-from residua.stream import Read, Stream
+from residua.stream import Stream
 
 MASK = "token_mask"
 """The keyword that carries which tokens are no padding to every layer."""
@@ -56,6 +55,7 @@ class OnStreamLayer:
     sites: tuple[Site, ...]
     tap: Tap
     inserted: nn.ModuleDict
+    _modules: dict[str, Any]
     lanes: LaneHooks | None
     owner: Owner
     after_state: tuple[str, ...]
@@ -66,60 +66,51 @@ class OnStreamLayer:
         stream, mask = backbone.stream, kwargs.pop(MASK, None)
         cache = kwargs.get(self.anatomy.cache)
         kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
-        state = placed(self, stream, self.sites, hidden_states)
+        state, tap = placed(self, stream, self.sites, hidden_states), self.tap
         if not self.sites[0].index:
             state = stream.open(unpadded(state, mask), past=None if kept is None else kept.past)
         parts, between = iter(self.anatomy.parts), self.inserted._modules
         for site in self.sites:
-            answer: Callable[..., Tensor]
-            if site.name in between:
-                inserted: Any = between[site.name]
-                norm, answer = inserted.norm, partial(inserted, mask=mask, kept=kept)
+            inserted: Any = between.get(site.name)
+            part = next(parts) if inserted is None else None
+            norm = inserted.norm if part is None else self._norm(part)
+            raw: Any = None
+
+            def normed(first: Tensor, *others: Tensor, norm: Any = norm, tap: Any = tap if site.first else None) -> Any:
+                nonlocal raw
+                raw = first if tap is None else tap(first)
+                return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
+
+            read = stream.read(state, site, normed)
+            if part is None:
+                y = inserted(*read.lanes, mask=mask, kept=kept)
             else:
-                part = next(parts)
-                norm, answer = self._norm(part), self._part(part, kwargs)
-            read, raw = self._read(stream, state, site, norm)
-            y = answer(*read.lanes)
-            if self.anatomy.parallel and site.name not in between:
-                for other in parts:
-                    y = self._part(other, kwargs)(*self._norm(other)(raw)) + y
-            state = stream.write(state, site, read, unpadded(y, mask))
+                y = self._answer(part, read.lanes, kwargs)
+                for other in parts if self.anatomy.parallel else ():
+                    norm = self._norm(other)
+                    y = self._answer(other, (raw if norm is None else norm(raw),), kwargs) + y
+            state = stream.write(state, site, read, y if mask is None else unpadded(y, mask))
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
             kept.advance(stream.past(state), y.shape[1], mask)
         return state
 
-    def _read(self, stream: Stream[Any], state: Any, site: Site, norm: Callable[..., Any]) -> tuple[Read, Tensor]:
-        """The read of a site, and its first lane before the norm."""
-        raw: list[Tensor] = []
+    def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
+        return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
 
-        def tapped(first: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-            first = self.tap(first) if site.first else first
-            raw.append(first)
-            return norm(first, *others)
-
-        read = stream.read(state, site, tapped)
-        return read, raw[0]
-
-    def _norm(self, part: Part) -> Callable[..., tuple[Tensor, ...]]:
-        norm = getattr(self, part.norm) if part.norm else None
-        return lambda *lanes: lanes if norm is None else tuple(norm(lane) for lane in lanes)
-
-    def _part(self, part: Part, kwargs: dict[str, Any]) -> Callable[..., Tensor]:
-        sublayer, post = getattr(self, part.sublayer), getattr(self, part.post) if part.post else None
-        scale = getattr(self, self.anatomy.scale) if self.anatomy.scale else None
-
-        def answer(*lanes: Tensor) -> Tensor:
-            if len(lanes) > 1:
-                assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
-                if not torch.compiler.is_compiling():
-                    self.lanes.attach(sublayer)
-            x = lanes[0] if len(lanes) == 1 else torch.cat(lanes, -1)
-            y = sublayer(x, **kwargs) if part.kind == "attn" else sublayer(x)
-            y = y[0] if isinstance(y, tuple) else y
-            y = y if post is None else post(y)
-            return y if scale is None else y * scale
-
-        return answer
+    def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
+        """What a part makes of its lanes, as it is written."""
+        sublayer: Any = self._modules[part.sublayer]
+        if len(lanes) == 1:
+            (x,) = lanes
+        else:
+            assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
+            if not torch.compiler.is_compiling():
+                self.lanes.attach(sublayer)
+            x = torch.cat(lanes, -1)
+        y = sublayer(x, **kwargs) if part.kind == "attn" else sublayer(x)
+        y = y[0] if isinstance(y, tuple) else y
+        y = self._modules[part.post](y) if part.post else y
+        return y * getattr(self, self.anatomy.scale) if self.anatomy.scale else y
 
 
 class OnStreamNorm:

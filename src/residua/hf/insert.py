@@ -29,16 +29,16 @@ EPS = 1e-6
 
 
 class Inserted(nn.Module, ABC):
-    """norm(*lanes), then y = forward(*lanes, mask, kept); the keyword-only arguments are its options in a layout."""
+    """norm of every lane, then y = forward(*lanes, mask, kept); keyword-only arguments are its options in a layout."""
 
     def __init__(self, config: Any, site: Site) -> None:
         super().__init__()
         self.site = site.name
         self.gain = nn.Parameter(torch.ones(config.hidden_size))
 
-    def norm(self, *lanes: Tensor) -> tuple[Tensor, ...]:
-        """x / rms(x) * gain, for every lane alike."""
-        return tuple(F.rms_norm(x, x.shape[-1:], self.gain, EPS) for x in lanes)
+    def norm(self, x: Tensor) -> Tensor:
+        """x / rms(x) * gain."""
+        return F.rms_norm(x, x.shape[-1:], self.gain, EPS)
 
     @abstractmethod
     def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:

@@ -18,8 +18,8 @@ def placed(module: Any, stream: Stream[Any], sites: tuple[Site, ...], state: Any
     The verbs of a stream are no `forward`, so accelerate's hooks never see them: the parameters of these sites are
     moved here, once.
     """
-    hook = getattr(module, "_hf_hook", None)
-    device = getattr(hook, "execution_device", None)
+    hook = module.__dict__.get("_hf_hook")  # a module's own attribute: asking for a missing one by name is slow
+    device = None if hook is None else getattr(hook, "execution_device", None)
     if device is None:
         return state
     device = torch.device(device)  # a number is one of the machine's accelerators

@@ -46,31 +46,79 @@ static int parts_of(const attend_read *read, int threads) {
     return parts < 1 ? 1 : (int)parts;
 }
 
-/* x_k, one read a query; see attend_read. */
-EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
-                          int64_t queries, const void *const *source, const void *query, double eps, double scale,
-                          int centred, const void *carry_logit, int carry_steps, const void *carry_value,
-                          void *const *out, void *lse, void *weights) {
-    attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
-                        .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
-                        .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
-                        .out = out, .lse = lse, .weights = weights};
-    const int64_t wide = type == RESIDUA_FLOAT64 ? 8 : 4;
+static int64_t wide_bytes(int type) {
+    return type == RESIDUA_FLOAT64 ? 8 : 4;
+}
+
+static int forward(attend_read read, int type, int threads) {
+    const int64_t wide = wide_bytes(type);
     const int parts = parts_of(&read, threads);
-    read.stride = (sources + 1 + PAD - 1) / PAD * PAD;
-    read.tile = streams(&read) ? tile_of(&read, 1, wide) : tile_of(&read, sources + 1, element_bytes(type));
-    int64_t numbers = streams(&read) ? read.tile * (width + 2)
-                      : queries == 1 ? heads * read.tile * read.stride
-                                     : (1 + heads * queries) * read.stride;
+    read.stride = (read.sources + 1 + PAD - 1) / PAD * PAD;
+    read.tile = streams(&read) ? tile_of(&read, 1, wide) : tile_of(&read, read.sources + 1, element_bytes(type));
+    int64_t numbers = streams(&read)      ? read.tile * (read.width + 2)
+                      : read.queries == 1 ? read.heads * read.tile * read.stride
+                                          : (1 + read.heads * read.queries) * read.stride;
     read.scratch_bytes = (numbers * wide + 63) / 64 * 64;
     read.scratch = malloc((size_t)(parts * read.scratch_bytes));
     if (!read.scratch) {
         return RESIDUA_NO_MEMORY;
     }
-    const range_function *run = streams(&read) ? stream_forward : queries == 1 ? one_forward : many_forward;
-    residua_parallel(run[residua_variant(type)], &read, tokens, parts);
+    const range_function *run = streams(&read) ? stream_forward : read.queries == 1 ? one_forward : many_forward;
+    residua_parallel(run[residua_variant(type)], &read, read.tokens, parts);
     free(read.scratch);
     return RESIDUA_OK;
+}
+
+/* x_k, one read a query; see attend_read. */
+EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
+                          int64_t queries, const void *const *source, const void *query, double eps, double scale,
+                          int centred, const void *carry_logit, int carry_steps, const void *carry_value,
+                          void *const *out, void *lse, void *weights) {
+    const attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
+                              .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
+                              .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
+                              .out = out, .lse = lse, .weights = weights};
+    return forward(read, type, threads);
+}
+
+/* to[i] = from[i] times, where there is one, by[i]; numbers of the accumulation type. */
+static void times(int type, void *to, const void *from, const void *by, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (type == RESIDUA_FLOAT64) {
+            ((double *)to)[i] = ((const double *)from)[i] * (by ? ((const double *)by)[i] : 1);
+        } else {
+            ((float *)to)[i] = ((const float *)from)[i] * (by ? ((const float *)by)[i] : 1);
+        }
+    }
+}
+
+/* x_k = gate_k times the read of query_k gain_k, for two and more queries whose parameters lie apart, [width] each, as
+ * do their nulls and gates, one number each; both may be NULL. */
+EXPORT int residua_attend_together(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
+                                   int64_t queries, const void *const *source, const void *const *query,
+                                   const void *const *gain, const void *const *null, const void *const *gate,
+                                   double eps, void *const *out) {
+    const int64_t wide = wide_bytes(type);
+    char *folded = malloc((size_t)(queries * (width + 2) * wide)); /* [queries, width], nulls, gates */
+    if (!folded) {
+        return RESIDUA_NO_MEMORY;
+    }
+    char *nulls = folded + queries * width * wide, *gates = nulls + queries * wide;
+    for (int64_t k = 0; k < queries; k++) {
+        times(type, folded + k * width * wide, query[k], gain[k], width);
+        if (null) {
+            times(type, nulls + k * wide, null[k], NULL, 1);
+        }
+        if (gate) {
+            times(type, gates + k * wide, gate[k], NULL, 1);
+        }
+    }
+    const attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
+                              .source = source, .query = folded, .eps = eps, .scale = 1, .out = out,
+                              .carry_logit = null ? nulls : NULL, .gate = gate ? gates : NULL};
+    const int answer = forward(read, type, threads);
+    free(folded);
+    return answer;
 }
 
 /* The gradients of residua_attend from those of its reads. Given the read of a single query and its log-sum, was_read
@@ -90,7 +138,7 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
                         .out_gradient = out_gradient, .lse_gradient = lse_gradient, .before = before,
                         .gradient = gradient, .carry_gradient = carry_gradient,
                         .carry_logit_gradient = carry_logit_gradient};
-    const int64_t wide = type == RESIDUA_FLOAT64 ? 8 : 4, each = queries * (width + 1);
+    const int64_t wide = wide_bytes(type), each = queries * (width + 1);
     const int streamed = was_read && lse && streams(&read); /* one pass needs both */
     const int parts = parts_of(&read, threads);
     read.stride = (sources + 1 + PAD - 1) / PAD * PAD;

@@ -11,6 +11,7 @@ typedef struct {
     const void *const *source; /* [sources] rows, and behind them the carry's value if it has one */
     const void *query;         /* [queries, width] */
     double eps, scale;
+    const void *gate; /* [queries] numbers that their reads are multiplied by, or NULL; for several queries */
     int centred;
     const void *carry_logit;         /* NULL; a null of each query [queries]; or [tokens, heads] if carry_steps */
     int carry_steps;                 /* whether the carry differs from token to token */

@@ -86,8 +86,14 @@ static void FN(attend_many)(void *work, int64_t begin, int64_t end, int part) {
             const A *weights[ATTEND_QUERIES];
             for (int64_t k = 0; k < queries; k++) {
                 A *row = logits + (head * queries + k) * stride;
-                ((A *)read->lse)[(k * read->tokens + token) * heads + head] = FN(routed)(read, row, k, token, head);
+                const A sum = FN(routed)(read, row, k, token, head);
+                if (read->lse) {
+                    ((A *)read->lse)[(k * read->tokens + token) * heads + head] = sum;
+                }
                 FN(weighted)(read, row);
+                for (int64_t i = 0; read->gate && i < read->sources; i++) {
+                    row[i] *= ((const A *)read->gate)[k];
+                }
                 weights[k] = row;
             }
             int64_t k = 0;

@@ -20,9 +20,10 @@ def watched() -> bool:
 
 def foreign(*tensors: Tensor) -> bool:
     """Whether the tensors are not plain numbers: under a functorch transform, or of a subclass."""
-    return torch._C._are_functorch_transforms_active() or any(
-        type(tensor) is not Tensor and type(tensor) is not nn.Parameter for tensor in tensors
-    )
+    for tensor in tensors:  # a loop: of every read of every token, and any() is slower
+        if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+            return True
+    return torch._C._are_functorch_transforms_active()
 
 
 def traced(*tensors: Tensor) -> bool:
@@ -40,7 +41,7 @@ def require(*tensors: Tensor) -> None:
     except Unavailable as reason:
         raise Unsupported(str(reason)) from None
     for tensor in tensors:
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if not tensor.is_cpu or tensor.layout is not torch.strided:
             raise Unsupported(f"a {tensor.layout} tensor on {tensor.device}")
         if tensor.dtype not in TYPES:
             raise Unsupported(f"{tensor.dtype} has no kernel; {', '.join(map(str, TYPES))} have one")

@@ -7,8 +7,8 @@ sources through `Ahead`, and where a group does not pay (few tokens, another bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,14 +19,17 @@ from residua.native.library import available
 from residua.ops._backend import choice
 from residua.ops.attend import cpu
 from residua.ops.attend.native import Carry
+from residua.ops.attend.together import together
+from residua.streams._parts import Query
 
 GROUP = 16
 """Reads that share a pass: of 4 to 24, what 48 blocks ran fastest with. Each is one more value in the state."""
 LEAST = 1 << 16
 """Numbers in a source from which that pays: below, a call costs more than the memory it saves."""
 
-Coming = Callable[[int], Sequence[tuple[Tensor, Tensor | None]]]
-"""At most so many of the next reads, in order: their queries and nulls."""
+Coming = Callable[[int], tuple[list[Query], list[Tensor], list[Tensor]]]
+"""At most so many of the next reads, in order: their queries, and a null [1] and a gate [1] for each or for none.
+A gate is what a read is multiplied by where it is `complete`."""
 
 
 class Ahead(NamedTuple):
@@ -34,10 +37,12 @@ class Ahead(NamedTuple):
 
     reads: tuple[Carry, ...] = ()
     fresh: tuple[Tensor, ...] = ()
+    complete: tuple[Tensor, ...] = ()
+    """Reads that have all their sources already, times their gates, where nobody asks for gradients."""
 
     def attend(
         self,
-        query: Tensor,
+        query: Query,
         sources: tuple[Tensor, ...],
         partial: tuple[Tensor, ...] = (),
         *,
@@ -48,41 +53,65 @@ class Ahead(NamedTuple):
         total: bool = False,
         centered: bool = False,
     ) -> Tensor:
-        """`ops.attend` over the sources and the open one; `place` counts the reads of one site."""
+        """`ops.attend` over the sources and the open one, where the read is not `complete`; `place` counts the reads of
+        one site."""
         every = sources + partial
         if not self.reads:
-            return ops.attend(query, every, eps=eps, null=null, heads=heads, total=total, centered=centered)
+            return ops.attend(query.folded(), every, eps=eps, null=null, heads=heads, total=total, centered=centered)
         scale = len(every) if total else 1
-        return cpu.merge(self.reads[place], query, self.fresh + partial, eps=eps, heads=heads, scale=scale)
+        return cpu.merge(self.reads[place], query.folded(), self.fresh + partial, eps=eps, heads=heads, scale=scale)
 
     def pushed(self, source: Tensor) -> Ahead:
         """With one more finished source."""
         return Ahead(self.reads, (*self.fresh, source)) if self.reads else self
 
     def onward(
-        self, sources: tuple[Tensor, ...], used: int, coming: Coming, *, eps: float, heads: int = 1
+        self,
+        sources: tuple[Tensor, ...],
+        used: int,
+        coming: Coming,
+        *,
+        eps: float,
+        heads: int = 1,
+        final: bool = False,
     ) -> tuple[Ahead, tuple[Tensor, ...]]:
-        """After a site that made `used` reads, and the sources to go on with: a new group where the last is used up."""
+        """After a site that made `used` reads, and the sources to go on with: a new group where the last is used up.
+
+        final: the coming reads see these sources and no later ones; without gradients they are then made at once,
+        however few the tokens.
+        """
+        if len(self.complete) > used:
+            return Ahead((), (), self.complete[used:]), sources
         if len(self.reads) > used:
             return Ahead(self.reads[used:], self.fresh), sources
-        if len(sources) < 2 or not _pays(sources[0]):
+        final = final and not torch.is_grad_enabled()
+        if len(sources) < 2 or not (final or _pays(sources[0])):
             return Ahead(), sources
-        reads = coming(GROUP)
-        if len(reads) < 2:
+        queries, nulls, gates = coming(GROUP)
+        if len(queries) < 2 or not _served(sources[0]):
             return Ahead(), sources
-        nulls = [null for _, null in reads if null is not None]
-        carries, sources = cpu.ahead([query for query, _ in reads], sources, nulls, eps=eps, heads=heads)
-        return Ahead(carries), sources
+        try:
+            if final:
+                each: list[Any] = [
+                    query._parameters for query in queries
+                ]  # as `Stream.part`: a module's attributes are slow
+                made = together(
+                    [one["query"] for one in each], [one["gain"] for one in each], sources,
+                    nulls=nulls, gates=gates, eps=eps, heads=heads,
+                )  # fmt: skip
+                return Ahead((), (), made), sources
+            null = torch.cat(nulls) if nulls else None
+            carries, sources = cpu.ahead(Query.stacked(queries), sources, null, eps=eps, heads=heads)
+            return Ahead(carries), sources
+        except ops.Unsupported:  # one after the other, then, which says what is the matter
+            return Ahead(), sources
 
 
 def _pays(source: Tensor) -> bool:
-    """Whether the kernels serve this source, and it is large enough."""
-    return (
-        source.numel() >= LEAST
-        and source.is_cpu
-        and source.dtype in cpu.CARRIED
-        and choice() in ("auto", "cpu")
-        and not torch.compiler.is_compiling()
-        and not guard.traced(source)
-        and available()
-    )
+    """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""
+    return source.numel() >= LEAST and source.dtype in cpu.CARRIED
+
+
+def _served(source: Tensor) -> bool:
+    """Whether the kernels may serve: their own checks say whether they do."""
+    return choice() in ("auto", "cpu") and not guard.watched() and not guard.foreign(source) and available()

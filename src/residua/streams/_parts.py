@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -80,6 +80,11 @@ class Query(Part):
     def folded(self) -> Tensor:
         """The query with the key gain in it: what `ops.attend` takes."""
         return self.query * self.gain
+
+    @staticmethod
+    def stacked(several: Sequence[Query]) -> Tensor:
+        """The folded queries of several reads, [k d]."""
+        return torch.stack([each.query for each in several]) * torch.stack([each.gain for each in several])
 
 
 class Static(Part):

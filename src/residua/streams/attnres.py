@@ -113,7 +113,7 @@ class AttnRes(Stream[Blocks]):
         part = self.part(site)
         if part is None:
             return Read(norm(s.done[0]))
-        return Read(norm(s.ahead.attend(part.folded(), s.done, s.partial, **self._how())))
+        return Read(norm(s.ahead.attend(part, s.done, s.partial, **self._how())))
 
     def write(self, s: Blocks, site: Site, read: Read, y: Tensor) -> Blocks:
         if s.partial or self.states:
@@ -141,11 +141,11 @@ class AttnRes(Stream[Blocks]):
         values = s.done + s.partial
         return Routing(values, ops.attend_weights(part.folded(), values, **self._how())[None])
 
-    def _coming(self, site: Site, most: int) -> list[tuple[Tensor, None]]:
+    def _coming(self, site: Site, most: int) -> tuple[list[Query], list[Tensor], list[Tensor]]:
         """The queries of the reads after `site`, up to the end of the block if blocks are longer than one sublayer."""
         left = most if self.size == 1 else self.size - (site.index + 1) % self.size
         readers = self.plan.readers[site.index + 1 :][: min(most, left)]
-        return [(self.part(reader).folded(), None) for reader in readers]
+        return [self.part(reader) for reader in readers], [], []
 
     def _how(self) -> How:
         return {"eps": self.eps, "heads": self.heads, "total": self.total}

@@ -47,15 +47,18 @@ class Gate(Part):
             self.add("alpha", (1,), constant(0.0))
 
     def forward(self, h: Tensor) -> Tensor | float:
-        if self.kind == "scalar":
-            return self.logit.sigmoid().to(h.dtype)
         if self.kind == "vector":
             return F.linear(h.to(self.weight.dtype), self.weight, self.bias).sigmoid().to(h.dtype)
-        return self.alpha.to(h.dtype) if self.kind == "alpha" else 1.0
+        return 1.0 if self.kind == "none" else self.number().to(h.dtype)
+
+    def number(self) -> Tensor:
+        """The gate of a kind that does not depend on h."""
+        return self.alpha if self.kind == "alpha" else self.logit.sigmoid()
 
     def onto(self, h: Tensor, r: Tensor) -> Tensor:
         """h + g r."""
-        return h + (r if self.kind == "none" else self(h) * r)
+        gate = self.forward(h)
+        return h + r if isinstance(gate, float) else torch.addcmul(h, gate, r)
 
 
 class Null(Part):
@@ -166,6 +169,7 @@ class Delta(Stream[Deltas]):
         self.include_partial, self.centered, self.eps = include_partial, centered, eps
         self.released = compat == "released"
         self.span = self._layers_a_block(plan, block, blocks) if self.released else 0
+        self.gated_ahead = gate != "vector"  # which depends on h
         self._refuse(gate, null, value_lane)
         kind: Literal["none", "logit", "vector"] = "none" if not null else "vector" if self.released else "logit"
 
@@ -195,8 +199,13 @@ class Delta(Stream[Deltas]):
         part = self.part(site)
         if part is None:
             return Read(norm(s.h))
-        x, *v = (route.gate.onto(s.h, self._routed(route, s, site, place)) for place, route in enumerate(part))
-        return Read(norm(x, x, *v) if v else norm(x))
+        lanes, ready = [], s.ahead.complete
+        for place, route in enumerate(part._modules.values()):  # as `part`: a token comes by at every site
+            if ready:
+                lanes.append(s.h + ready[place] if self.gated_ahead else route.gate.onto(s.h, ready[place]))
+            else:
+                lanes.append(route.gate.onto(s.h, self._routed(route, s, site, place)))
+        return Read(norm(*lanes) if len(lanes) == 1 else norm(lanes[0], *lanes))
 
     def write(self, s: Deltas, site: Site, read: Read, y: Tensor) -> Deltas:
         if self.span:
@@ -207,8 +216,15 @@ class Delta(Stream[Deltas]):
             ((*s.sources, change), (), s.ahead.pushed(change)) if closes else (s.sources, (change,), s.ahead)
         )
         if not (self.centered or self.released):  # what a group cannot serve: a mean taken away, a null vector
-            used = len(self.part(site) or ())
-            ahead, sources = ahead.onward(sources, used, lambda most: self._coming(site, most), eps=self.eps)
+            part = self.part(site)
+            used = 0 if part is None else len(part._modules)
+            ahead, sources = ahead.onward(
+                sources,
+                used,
+                lambda most: self._coming(site, most),
+                eps=self.eps,
+                final=self.size > 1 and not self.include_partial,
+            )
         return Deltas(s.h + y, sources, partial, ahead)
 
     def sources(self, site: Site) -> tuple[str, ...]:
@@ -234,18 +250,26 @@ class Delta(Stream[Deltas]):
             return values[0]
         open_one = s.partial if self.include_partial else ()
         finished = values[: len(values) - len(open_one)]
-        return s.ahead.attend(route.query.folded(), finished, open_one, place=place, **self._how(route))
+        return s.ahead.attend(route.query, finished, open_one, place=place, **self._how(route))
 
-    def _coming(self, site: Site, most: int) -> list[tuple[Tensor, Tensor | None]]:
-        """Queries and nulls of the reads after `site`: whole sites, and none past the end of a longer block."""
+    def _coming(self, site: Site, most: int) -> tuple[list[Query], list[Tensor], list[Tensor]]:
+        """The reads after `site`: whole sites, and none past the end of a longer block."""
         left = most if self.size == 1 else self.size - (site.index + 1) % self.size
-        reads: list[tuple[Tensor, Tensor | None]] = []
+        queries: list[Query] = []
+        nulls: list[Tensor] = []
+        gates: list[Tensor] = []
         for reader in self.plan.sites[site.index + 1 :][:left]:
             part = self.part(reader)
-            if len(reads) + len(part) > most:
+            if len(queries) + len(part._modules) > most:
                 break
-            reads += [(route.query.folded(), route.null.asked) for route in part]
-        return reads
+            for route in part._modules.values():
+                query, null, gate = route._modules.values()
+                queries.append(query)
+                if null.kind == "logit":
+                    nulls.append(null.logit)
+                if gate.kind in ("alpha", "scalar"):
+                    gates.append(gate.number())
+        return queries, nulls, gates
 
     def _weights(self, route: Route, values: tuple[Tensor, ...]) -> Tensor:
         if route.query is None:

@@ -11,7 +11,6 @@ remembered between calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,20 +75,18 @@ def attend_weights(
 
 
 def ahead(
-    queries: Sequence[Tensor], sources: tuple[Tensor, ...], nulls: Sequence[Tensor] = (), *, eps: float, heads: int = 1
+    queries: Tensor, sources: tuple[Tensor, ...], nulls: Tensor | None = None, *, eps: float, heads: int = 1
 ) -> tuple[tuple[Carry, ...], tuple[Tensor, ...]]:
-    """What each query reads from the sources so far, for `merge`; and the sources, to be used from here on.
+    """What each of the queries [k d], with its null [k], reads from the sources so far, for `merge`; and the sources.
 
-    The gradients of reads that use the returned sources arrive here, and leave with this pass's own added.
+    Those are to be used from here on: gradients of reads that use them arrive here, and leave with this pass's added.
     """
-    for query in queries:
-        native.serves(query, sources, None, heads)
-    if sources[0].dtype not in CARRIED:
-        raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
+    native.serves(queries, sources, None, heads, len(queries))
     if not 2 <= len(queries) <= native.MOST_QUERIES:
         raise Unsupported(f"{len(queries)} queries at once; 2 to {native.MOST_QUERIES} can share a pass")
-    null = torch.cat(list(nulls)) if nulls else None
-    found = _Ahead.apply(How(eps, heads), torch.stack(list(queries)), null, *sources)
+    if sources[0].dtype not in CARRIED:
+        raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
+    found = _Ahead.apply(How(eps, heads), queries, nulls, *sources)
     reads, sums, same = found[: len(queries)], found[len(queries)], found[len(queries) + 1 :]
     return tuple(map(Carry, reads, sums.unbind())), same
 

@@ -46,15 +46,20 @@ class Carry(NamedTuple):
     """The log of the sum of its softmax, [... heads] in the accumulation type."""
 
 
-def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads: int) -> None:
-    """Raise `Unsupported` for what the kernel cannot read: a wrong address would end the process, not the call."""
+def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads: int, queries: int = 1) -> None:
+    """Raise `Unsupported` for what the kernel cannot read: a wrong address would end the process, not the call.
+
+    query: [d], or [k d] for k queries.
+    """
     like = sources[0]
     shape, dtype = like.shape, like.dtype
     guard.require(like)
     for source in sources:
         if source.shape != shape or source.dtype is not dtype or not source.is_cpu:
             raise Unsupported(f"sources unlike the first, which is {dtype} of shape {tuple(shape)} on the CPU")
-    if not shape or query.shape != shape[-1:] or not shape[-1] or shape[-1] % heads or not query.is_cpu:
+    width = shape[-1] if shape else 0
+    fits = width > 0 and query.shape[-1:] == (width,) and query.numel() == queries * width and width % heads == 0
+    if not fits or not query.is_cpu:
         raise Unsupported(f"a query of shape {tuple(query.shape)}, {heads} heads, and sources of {tuple(shape)}")
     if null is not None and null.numel() != 1:
         raise Unsupported(f"a null of shape {tuple(null.shape)}")
