@@ -426,3 +426,42 @@ def test_attend_together_declines(name, change):
     assert len(together(**given, eps=1e-6)) == 3
     with pytest.raises(ops.Unsupported):
         together(**change(given), eps=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"null": True}, {"heads": 2}, {"total": True}, {"centered": True}])
+def test_attend_onto_is_the_sum_with_its_gradients(dtype, options):
+    query, null, sources, gradient = draw(5, dtype=dtype)
+    onto = torch.randn(sources[0].shape, generator=torch.Generator().manual_seed(9)).to(dtype).requires_grad_()
+    null = null if options.get("null") else None
+    leaves = [query, onto, *sources, *([] if null is None else [null])]
+    given = DEFAULTS | options | {"null": null}
+    found = ops.attend(query, tuple(sources), **given, onto=onto)
+    wide = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    exact = reference.attend(
+        wide[0], tuple(wide[2 : 2 + len(sources)]), **given | {"null": None if null is None else wide[-1]}, onto=wide[1]
+    )
+    assert_close(found, exact)
+    ours = torch.autograd.grad(found, leaves, gradient)
+    theirs = torch.autograd.grad(exact, wide, gradient.double())
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        assert_close(one, other, f"gradient {place}", gradient=True)
+    with torch.no_grad():
+        assert torch.equal(ops.attend(query, tuple(sources), **given, onto=onto), found)
+
+
+def test_attend_onto_keeps_nothing_but_what_it_was_given():
+    query, _, sources, _ = draw(5)
+    onto = torch.randn_like(sources[0]).requires_grad_()
+    given, kept = {one.data_ptr() for one in (query, onto, *sources)}, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: kept.append(one) or one, lambda one: one):
+        ops.attend(query, tuple(sources), **DEFAULTS, onto=onto)
+    assert {one.data_ptr() for one in kept} <= given
+
+
+def test_attend_onto_of_another_type_is_added_as_torch_adds():
+    query, _, sources, _ = draw(3, dtype=torch.bfloat16)
+    onto = torch.randn(sources[0].shape).requires_grad_()
+    found = ops.attend(query, tuple(sources), **DEFAULTS, onto=onto)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, onto + ops.attend(query, tuple(sources), **DEFAULTS))

@@ -52,14 +52,18 @@ class Ahead(NamedTuple):
         heads: int = 1,
         total: bool = False,
         centered: bool = False,
+        onto: Tensor | None = None,
     ) -> Tensor:
         """`ops.attend` over the sources and the open one, where the read is not `complete`; `place` counts the reads of
         one site."""
         every = sources + partial
         if not self.reads:
-            return ops.attend(query.folded(), every, eps=eps, null=null, heads=heads, total=total, centered=centered)
+            return ops.attend(
+                query.folded(), every, eps=eps, null=null, heads=heads, total=total, centered=centered, onto=onto
+            )
         scale = len(every) if total else 1
-        return cpu.merge(self.reads[place], query.folded(), self.fresh + partial, eps=eps, heads=heads, scale=scale)
+        read = cpu.merge(self.reads[place], query.folded(), self.fresh + partial, eps=eps, heads=heads, scale=scale)
+        return read if onto is None else onto + read
 
     def pushed(self, source: Tensor) -> Ahead:
         """With one more finished source."""

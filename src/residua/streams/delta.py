@@ -204,7 +204,7 @@ class Delta(Stream[Deltas]):
             if ready:
                 lanes.append(s.h + ready[place] if self.gated_ahead else route.gate.onto(s.h, ready[place]))
             else:
-                lanes.append(route.gate.onto(s.h, self._routed(route, s, site, place)))
+                lanes.append(self._enriched(route, s, site, place))
         return Read(norm(*lanes) if len(lanes) == 1 else norm(lanes[0], *lanes))
 
     def write(self, s: Deltas, site: Site, read: Read, y: Tensor) -> Deltas:
@@ -244,13 +244,17 @@ class Delta(Stream[Deltas]):
         gates = [gates[0], gates[0], gates[1]] if len(gates) == 2 else gates
         return Routing(values, torch.stack(lanes), s.h, torch.stack([g.expand_as(s.h) for g in gates]))
 
-    def _routed(self, route: Route, s: Deltas, site: Site, place: int) -> Tensor:
+    def _enriched(self, route: Route, s: Deltas, site: Site, place: int) -> Tensor:
+        """h + g r."""
         values = self._values(route, s, site)
         if route.query is None:
-            return values[0]
+            return route.gate.onto(s.h, values[0])
         open_one = s.partial if self.include_partial else ()
-        finished = values[: len(values) - len(open_one)]
-        return s.ahead.attend(route.query, finished, open_one, place=place, **self._how(route))
+        finished, plain = values[: len(values) - len(open_one)], route.gate.kind == "none"
+        r = s.ahead.attend(
+            route.query, finished, open_one, place=place, onto=s.h if plain else None, **self._how(route)
+        )
+        return r if plain else route.gate.onto(s.h, r)
 
     def _coming(self, site: Site, most: int) -> tuple[list[Query], list[Tensor], list[Tensor]]:
         """The reads after `site`: whole sites, and none past the end of a longer block."""

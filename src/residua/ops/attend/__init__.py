@@ -19,6 +19,7 @@ def attend(
     heads: int = 1,
     total: bool = False,
     centered: bool = False,
+    onto: Float[Tensor, "b t d"] | None = None,
 ) -> Float[Tensor, "b t d"]:
     """Read a softmax mixture of the sources; their keys are the sources themselves, RMS-normalised.
 
@@ -29,13 +30,14 @@ def attend(
     heads:    equal slices of the width, each with a softmax of its own (keys are normalised over the whole width).
     total:    weights are n * softmax: zero logits give the sum of the sources, not their mean.
     centered: weights are softmax - 1/n: zero logits give nothing.
+    onto:     what the read is added to. The sum is returned, and the kernels keep nothing of the read's size.
     """
     _refuse(sources)
     # without a kernel memory must still be linear, which the definition is not
     plain = reference.attend if choice() == "reference" else linear.attend
     return run(
         "attend", sources[0], plain, query, sources,
-        eps=eps, null=null, heads=heads, total=total, centered=centered,
+        eps=eps, null=null, heads=heads, total=total, centered=centered, onto=onto,
     )  # fmt: skip
 
 

@@ -38,17 +38,21 @@ def attend(
     heads: int,
     total: bool,
     centered: bool,
+    onto: Tensor | None = None,
 ) -> Tensor:
     """`reference.attend`."""
     if guard.watched():
-        return operator.attend(query, sources, null, eps, heads, total, centered)
+        return reference.added(onto, operator.attend(query, sources, null, eps, heads, total, centered))
     if guard.foreign(query, *sources):
-        return reference.attend(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
+        options = {"eps": eps, "null": null, "heads": heads, "total": total, "centered": centered}
+        return reference.attend(query, sources, onto=onto, **options)
     native.serves(query, sources, null, heads)
     how = How(eps, heads, len(sources) if total else 1, centered)
-    if torch.is_grad_enabled():
-        return _Attend.apply(how, query, null, *sources)
-    return native.value(how, query, sources, null)
+    if not torch.is_grad_enabled():
+        return reference.added(onto, native.value(how, query, sources, null))
+    if onto is None or onto.dtype is not sources[0].dtype or onto.shape != sources[0].shape or guard.foreign(onto):
+        return reference.added(onto, _Attend.apply(how, None, query, null, *sources))
+    return _Attend.apply(how, onto, query, null, *sources)
 
 
 @kernel("attend_weights", "cpu", "cpu")
@@ -102,17 +106,27 @@ def merge(
 
 
 class _Attend(torch.autograd.Function):
+    """A read is kept, as a norm does anyway, for a backward pass that goes over the sources once. Nobody keeps one that
+    is added to something: then nothing is, and the pass goes over a tile of the sources twice."""
+
     @staticmethod
-    def forward(ctx: Any, how: How, query: Tensor, null: Tensor | None, *sources: Tensor) -> Tensor:
-        was = native.read(how, query, sources, null)
+    def forward(
+        ctx: Any, how: How, onto: Tensor | None, query: Tensor, null: Tensor | None, *sources: Tensor
+    ) -> Tensor:
         ctx.how = how
-        ctx.save_for_backward(query, null, *was if how.one_pass(was.value.dtype) else (None, None), *sources)
+        if onto is not None or not how.one_pass(sources[0].dtype):
+            ctx.save_for_backward(query, null, None, None, *sources)
+            read = native.value(how, query, sources, null)
+            return read if onto is None else read.add_(onto)
+        was = native.read(how, query, sources, null)
+        ctx.save_for_backward(query, null, *was, *sources)
         return was.value
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
         query, null, value, lse, *sources = ctx.saved_tensors
-        how, wanted = ctx.how, ctx.needs_input_grad
+        how, (_, of_onto, *wanted) = ctx.how, ctx.needs_input_grad
+        passed = gradient if of_onto else None
         if torch.is_grad_enabled():  # create_graph: second derivatives are the reference's
 
             def again(query: Tensor, null: Tensor | None, *sources: Tensor) -> Tensor:
@@ -120,10 +134,10 @@ class _Attend(torch.autograd.Function):
                     query, sources, eps=how.eps, null=null, heads=how.heads, total=how.scale != 1, centered=how.centered
                 )
 
-            return None, *guard.differentiate(again, (query, null, *sources), wanted[1:], gradient)
+            return None, passed, *guard.differentiate(again, (query, null, *sources), wanted, gradient)
         was = None if value is None else Carry(value, lse)
-        of_query, of_null, made = native.gradients(how, query, sources, null, gradient, wanted[3:], was)
-        return None, of_query if wanted[1] else None, of_null if wanted[2] else None, *made
+        of_query, of_null, made = native.gradients(how, query, sources, null, gradient, wanted[2:], was)
+        return None, passed, of_query if wanted[0] else None, of_null if wanted[1] else None, *made
 
 
 class _Ahead(torch.autograd.Function):

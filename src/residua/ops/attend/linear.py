@@ -28,11 +28,15 @@ def attend(
     heads: int,
     total: bool,
     centered: bool,
+    onto: Tensor | None = None,
 ) -> Tensor:
     """`reference.attend`."""
     if guard.traced(query, *sources) or len({source.dtype for source in sources}) > 1:
-        return reference.attend(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
-    return _Attend.apply((eps, heads, len(sources) if total else 1, centered), query, null, *sources)
+        return reference.attend(
+            query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered, onto=onto
+        )
+    read = _Attend.apply((eps, heads, len(sources) if total else 1, centered), query, null, *sources)
+    return reference.added(onto, read)
 
 
 def _groups(sources: tuple[Tensor, ...]) -> list[Tensor]:

@@ -34,9 +34,14 @@ def weights(
     return routed
 
 
-def attend(query: Tensor, sources: tuple[Tensor, ...], **options: object) -> Tensor:
-    """The sources under their weights."""
+def attend(query: Tensor, sources: tuple[Tensor, ...], *, onto: Tensor | None = None, **options: object) -> Tensor:
+    """The sources under their weights, and what they are added to."""
     routed = weights(query, sources, **options)  # type: ignore[arg-type]
     values = torch.stack(sources).to(routed.dtype)
     mixed = (routed.unsqueeze(-1) * values.unflatten(-1, (routed.shape[-1], -1))).sum(0)
-    return mixed.flatten(-2).to(sources[0].dtype)
+    return added(onto, mixed.flatten(-2).to(sources[0].dtype))
+
+
+def added(onto: Tensor | None, read: Tensor) -> Tensor:
+    """onto + read, where there is something to add to."""
+    return read if onto is None else onto + read

@@ -30,6 +30,7 @@ from torch import Tensor
 from residua.ops import _triton as host
 from residua.ops._backend import Unsupported
 from residua.ops._triton_device import accumulator, source
+from residua.ops.attend.reference import added
 
 
 @triton.jit
@@ -252,7 +253,7 @@ _attend.register_autograd(_backward, setup_context=_save)
 
 def attend(
     query: Tensor, sources: tuple[Tensor, ...], *,
-    eps: float, null: Tensor | None, heads: int, total: bool, centered: bool,
+    eps: float, null: Tensor | None, heads: int, total: bool, centered: bool, onto: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`residua.ops.attend` on a GPU."""
     host.checked(query, *sources, *([] if null is None else [null]))
@@ -262,4 +263,4 @@ def attend(
         raise Unsupported("more than one null logit")
     dtype = sources[0].dtype
     out, _ = _attend(query, list(host.alike(sources)), null, dtype, eps, heads, total, centered)
-    return out
+    return added(onto, out)
