@@ -36,6 +36,7 @@ def test_ops_are_measured_and_recorded(tmp_path):
     ("arguments", "kind", "keys"),
     [
         (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"rows", "growth"}),
+        (("profile", "--depth", "2", "--width", "16", "--tokens", "8"), "profile", {"forms", "bytes_per_second"}),
         (("memory", "--depth", "2", "--depth", "3", "--width", "8", "-d", "delta:blocks=4"), "memory", {"ratios"}),
         (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model", "converted"}),
         (
@@ -53,7 +54,7 @@ def test_kinds_print_json(arguments, kind, keys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("speed",), "ops, stack, model, memory, decode"),
+        (("speed",), "ops, stack, profile, model, memory, decode"),
         (("ops", "--op", "nothing"), "no op 'nothing'"),
         (("ops", "--op", "mix", "--shape", "12"), "TOKENSxWIDTH"),
         (("ops", "--dtype", "int8"), "float32 or bfloat16"),

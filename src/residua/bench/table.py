@@ -102,6 +102,25 @@ def _stack(measured: Mapping[str, Any]) -> Sheet:
     return Sheet(title, columns, rows, ["growth: of the time above that of standard."])
 
 
+def _profile(measured: Mapping[str, Any]) -> Sheet:
+    rows = []
+    for form in measured["forms"]:
+        rows.append([f"**{form['what']}**", f"{1e3 * form['seconds']:.2f}", "", "", "", ""])
+        for part in sorted(form["parts"], key=lambda one: -one["seconds"]):
+            took = part["seconds"]
+            rows.append([
+                part["part"], f"{1e3 * took:.2f}", f"{100 * took / form['seconds']:.0f} %", f"{part.get('calls', '-')}",
+                *(f"{100 * part[key] / took / measured[bound]:.0f} %" if key in part else "-"
+                  for key, bound in (("multiplies", "multiplies_per_second"), ("bytes", "bytes_per_second"))),
+            ])  # fmt: skip
+    notes = [
+        f"of matmul: multiplications with additions a second over those of a matrix product on the same core "
+        f"({measured['multiplies_per_second'] / 1e9:.0f} billion); of a plain sum: least traffic over that of a sum "
+        f"({measured['bytes_per_second'] / 1e9:.1f} GB/s). Shares may add up to more than all: watched runs are slower."
+    ]
+    return Sheet("Where the time goes", ["", "ms", "share", "calls", "of matmul", "of a plain sum"], rows, notes)
+
+
 def _model(measured: Mapping[str, Any]) -> Sheet:
     rows = [
         [name, f"{found['value']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}", f"{100 * found['control']:.1f} %",
@@ -151,5 +170,5 @@ def _decode(measured: Mapping[str, Any]) -> Sheet:
 
 
 _MAKERS: dict[str, Callable[[Mapping[str, Any]], Sheet]] = {
-    "ops": _ops, "stack": _stack, "model": _model, "memory": _memory, "decode": _decode,
+    "ops": _ops, "stack": _stack, "profile": _profile, "model": _model, "memory": _memory, "decode": _decode,
 }  # fmt: skip

@@ -11,17 +11,17 @@ import typer
 
 from residua.cli._spoken import spoken
 
-KINDS = ("ops", "stack", "model", "memory", "decode")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
 SUBJECTS = {
-    "ops": (), "stack": ("attend",), "model": ("attend", "mix", "delta_write", "remix"), "memory": ("attend",),
-    "decode": ("attend", "window_attend"),
+    "ops": (), "stack": ("attend",), "profile": ("attend",), "model": ("attend", "mix", "delta_write", "remix"),
+    "memory": ("attend",), "decode": ("attend", "window_attend"),
 }  # fmt: skip
 """The ops whose tests must be green before a file is written; for `ops`, those that were measured."""
 
 
 def command(
-    kind: str = typer.Argument(..., help="ops, stack, model, memory or decode."),
+    kind: str = typer.Argument(..., help="ops, stack, profile, model, memory or decode."),
     op: list[str] = typer.Option([], "--op", help="ops: which, such as attend or window_attend; repeat it. All else."),
     shape: list[str] = typer.Option([], "--shape", help="ops: TOKENSxWIDTH, such as 2048x256; repeat it."),
     count: list[int] = typer.Option([], "--count", "-n", help="ops: sources, values, streams or window; repeat it."),
@@ -40,7 +40,7 @@ def command(
     out: Path = typer.Option(None, "--out", "-o", help="Write the results here, if the tests of what ran are green."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure ops, stacks of reads, training steps, peak memory or decoding."""
+    """Measure ops, stacks of reads and where their time goes, training steps, peak memory or decoding."""
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
@@ -58,6 +58,7 @@ def command(
     run: dict[str, Callable[[], dict[str, Any]]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
         "stack": lambda: _stack(depth or [6, 12, 24, 48], width or 256, tokens or 512, seconds or 20.0),
+        "profile": lambda: _profile(depth, width or 256, tokens or 512),
         "model": lambda: _model(design, depth, width or 256, rows, tokens or 256, seconds or 60.0, pairs, attempts),
         "memory": lambda: _memory(design, depth or [6, 12, 24, 48], width or 256, tokens or 128),
         "decode": lambda: _decode(design, depth, width or 768, seconds or 20.0),
@@ -112,6 +113,13 @@ def _stack(depths: list[int], width: int, tokens: int, seconds: float) -> dict[s
 
     _say(f"stacks of {', '.join(map(str, depths))} blocks")
     return measure(depths, width, tokens, seconds)
+
+
+def _profile(depth: list[int], width: int, tokens: int) -> dict[str, Any]:
+    from residua.bench.profile import measure
+
+    _say("where the time of reads goes")
+    return measure(_one(depth, 48), width, tokens)
 
 
 def _model(
