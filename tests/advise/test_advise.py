@@ -75,7 +75,8 @@ def test_checkpoint_rules_out_what_does_not_start_as_it(tmp_path):
     assert "is another network" in out["ddl"][0]
     assert "up to the eps" in out["attnres:blocks=4"][0]
     local = advise(replace(SITUATION, checkpoint=True, goal="local"), tmp_path)
-    assert {one.layout for one in local.ranked} == {"swa:window=16:start=zero,attn,mlp", "canon:start=zero,attn,mlp"}
+    starts = {f"{slot}:start=zero,attn,mlp" for slot in ("swa:window=16", "canon", "conv")}
+    assert {one.layout for one in local.ranked} == starts
 
 
 def test_memory_limit_uses_the_predicted_costs(tmp_path):

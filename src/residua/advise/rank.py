@@ -62,6 +62,10 @@ CANDIDATES = (
         "standard", "canon,attn,mlp", {"local": "Canon layers, arXiv 2512.17351"}, inserts="canon:start=zero,attn,mlp"
     ),
     Candidate(
+        "standard", "conv,attn,mlp", {"local": f"the short convolution that the window is to replace: {PAPER}"},
+        inserts="conv:start=zero,attn,mlp",
+    ),
+    Candidate(
         "attnres:blocks=4", "swa:window=16,attn,mlp", {"local": PAPER, "depth": f"{_DEPTH}arXiv 2603.15031"},
         inserts="swa:window=16:start=zero,attn,mlp",
     ),
@@ -177,9 +181,10 @@ def _refused(design: str, layout: str, situation: Situation) -> str:
 
 
 def _of(candidate: Candidate, known: Sequence[Evidence]) -> list[Evidence]:
-    """Evidence for this design in this kind of layout."""
-    wanted = _identity(candidate.design), _kinds(candidate.layout)
-    return [one for one in known if (_identity(one.design), _kinds(one.layout)) == wanted]
+    """Evidence for this design in this very layout; where there is none, in one with the same sublayers."""
+    wanted, layout = (_identity(candidate.design), _kinds(candidate.layout)), parse_layout(candidate.layout)
+    alike = [one for one in known if (_identity(one.design), _kinds(one.layout)) == wanted]
+    return [one for one in alike if parse_layout(one.layout) == layout] or alike
 
 
 def _identity(design: str) -> tuple[str, dict[str, Any]]:
@@ -275,6 +280,7 @@ def _reasons(
     ours = [one for one in judged if one.kind == "ours"]
     found += [
         f"{one.effect:+.4f} nats at {_size(one.parameters)}, {one.verdict}: {one.source}"
+        + ("" if parse_layout(one.layout) == parse_layout(candidate.layout) else f", in {one.layout}")
         + (f" ({one.note})" if one.note else "")
         for one in (*others[:1], *ours[:1])
     ]
