@@ -1,4 +1,5 @@
 /* Several queries over the same sources, bound by arithmetic: token by token, every number loaded used many times. */
+enum { FN(ROWS) = 16 }; /* that stay in the first-level cache while four vectors after four go by */
 
 NOINLINE void FN(dots_of_2_by_4)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4]) {
     FN(dots)(rows, vectors, width, dot, NULL);
@@ -14,23 +15,32 @@ NOINLINE void FN(mix_four)(const T *const *rows, int64_t count, const A *const *
     FN(mix)(4, rows, count, weights, out, at, width);
 }
 
-/* place(v)[r] = rows[r] . vectors[v] for a pair of rows, v counted in fours; square as in dots. */
-INLINE void FN(dots_of_pair)(const T *const *rows, const A *const *vectors, int64_t count, int64_t slice, int64_t width,
-                             A *places, int64_t stride, const int two, A *square) {
-    A dot[2][4];
-    for (int64_t v = 0; v < count; v += 4) {
-        const A *some[4];
-        for (int64_t k = 0; k < 4; k++) {
-            some[k] = vectors[v + k < count ? v + k : v] + slice;
-        }
+/* place(v)[i] = rows[i] . vectors[v] for v, .., v + 3 of `count` and the rows first..last of one head; squares of the
+ * rows are added up with the first vectors, and the rows of the next token called if it is not the last. */
+INLINE void FN(dots_of_rows)(const attend_read *read, int64_t first, int64_t last, int64_t at, int64_t slice,
+                             const A *const *vectors, int64_t v, int64_t count, int64_t offset, A *places,
+                             A *squares, int more) {
+    const T *const *source = (const T *const *)read->source;
+    const A *some[4];
+    for (int64_t k = 0; k < 4; k++) {
+        some[k] = vectors[v + k < count ? v + k : v] + offset;
+    }
+    for (int64_t i = first; i < last; i += 2) {
+        const int two = i + 1 < last;
+        const T *rows[2] = {source[i] + at, source[i + two] + at};
+        A dot[2][4];
         if (v == 0) {
-            FN(dots_of_2_by_4_and_squares)(rows, some, width, dot, square);
+            if (more) {
+                attend_prefetch(rows[0] + read->width, slice * (int64_t)sizeof(T));
+                attend_prefetch(rows[1] + read->width, slice * (int64_t)sizeof(T));
+            }
+            FN(dots_of_2_by_4_and_squares)(rows, some, slice, dot, squares + i - first);
         } else {
-            FN(dots_of_2_by_4)(rows, some, width, dot);
+            FN(dots_of_2_by_4)(rows, some, slice, dot);
         }
         for (int64_t k = v; k < v + 4 && k < count; k++) {
             for (int r = 0; r <= two; r++) {
-                places[k * stride + r] = dot[r][k - v];
+                places[k * read->stride + i + r] = dot[r][k - v];
             }
         }
     }
@@ -41,22 +51,17 @@ INLINE void FN(dots_of_pair)(const T *const *rows, const A *const *vectors, int6
 INLINE void FN(token_dots)(const attend_read *read, int64_t token, int64_t end, const A *const *vectors, int64_t count,
                            A *places, A *inverse) {
     const int64_t width = read->width, heads = read->heads, slice = width / heads, stride = read->stride;
-    const T *const *source = (const T *const *)read->source;
-    for (int64_t i = 0; i < read->sources; i += 2) {
-        const int two = i + 1 < read->sources;
-        A square[2] = {0};
+    for (int64_t first = 0; first < read->sources; first += FN(ROWS)) {
+        const int64_t last = first + FN(ROWS) < read->sources ? first + FN(ROWS) : read->sources;
+        A squares[FN(ROWS)] = {0};
         for (int64_t head = 0; head < heads; head++) {
-            const int64_t at = token * width + head * slice;
-            const T *rows[2] = {source[i] + at, source[i + two] + at};
-            if (token + 1 < end) {
-                attend_prefetch(rows[0] + width, slice * (int64_t)sizeof(T));
-                attend_prefetch(rows[1] + width, slice * (int64_t)sizeof(T));
+            for (int64_t v = 0; v < count; v += 4) {
+                FN(dots_of_rows)(read, first, last, token * width + head * slice, slice, vectors, v, count,
+                                 head * slice, places + head * count * stride, squares, token + 1 < end);
             }
-            FN(dots_of_pair)(rows, vectors, count, head * slice, slice, places + head * count * stride + i, stride, two,
-                             square);
         }
-        for (int r = 0; r <= two; r++) {
-            inverse[i + r] = FN(rms_inverse)(read, square[r]);
+        for (int64_t i = first; i < last; i++) {
+            inverse[i] = FN(rms_inverse)(read, squares[i - first]);
         }
     }
     for (int64_t head = 0; head < heads; head++) {
