@@ -10,14 +10,16 @@ from residua.bench.targets import gathered, judged, targets
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def read(ratio, n=4, dtype="float32"):
+def read(ratio, n=4, dtype="float32", resolved=True):
     row = {"op": "attend", "tokens": 2048, "width": 256, "n": n, "dtype": dtype}
-    return row | {"both": {"ratios": {"public": {"value": ratio}}}}
+    return row | {"both": {"ratios": {"public": {"value": ratio, "resolved": resolved}}}}
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(26.0, "met"), (24.9, "missed")])
-def test_bar_is_judged_by_the_row_it_names(ratio, verdict):
-    files = {"ops": {"rows": [read(99.0, n=8), read(99.0, dtype="bfloat16"), read(ratio)]}}
+@pytest.mark.parametrize(
+    ("ratio", "resolved", "verdict"), [(26.0, True, "met"), (24.9, True, "missed"), (26.0, False, "not resolved")]
+)
+def test_bar_is_judged_by_the_row_it_names(ratio, resolved, verdict):
+    files = {"ops": {"rows": [read(99.0, n=8), read(99.0, dtype="bfloat16"), read(ratio, resolved=resolved)]}}
     found = {row[0]: row[3] for row in judged(files).rows}
     assert found["one read f+b, float32, n=4, 2048x256"] == verdict
     assert found["one read f+b, float32, n=16, 2048x256"] == "not measured"

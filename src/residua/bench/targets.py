@@ -32,6 +32,10 @@ class NotMeasured(Exception):
     """The files do not hold the quantity."""
 
 
+class NotResolved(Exception):
+    """They hold one that its control does not resolve."""
+
+
 def gathered(folder: Path) -> dict[str, Any]:
     """The files of a folder as one; several of `ops` are one list of rows."""
     found: dict[str, Any] = {}
@@ -55,6 +59,9 @@ def judged(files: Files) -> Sheet:
             found = target.find(files)
         except (NotMeasured, KeyError):
             rows.append([*row, "-", "not measured"])
+            continue
+        except NotResolved:
+            rows.append([*row, "n.r.", "not resolved"])
             continue
         rows.append([*row, f"{found:.3g}{target.unit}", "met" if target.met(found) else "missed"])
     return Sheet("The bars", ["what", "bar", "measured", ""], rows, [])
@@ -112,7 +119,13 @@ def _sides(shape: str) -> dict[str, int]:
 
 
 def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Files], float]:
-    return lambda files: _op(files, op="attend", n=n, dtype=dtype, **_sides(shape))["both"]["ratios"][PUBLIC]["value"]
+    return lambda files: _resolved(_op(files, op="attend", n=n, dtype=dtype, **_sides(shape))["both"]["ratios"][PUBLIC])
+
+
+def _resolved(ratio: Mapping[str, Any]) -> float:
+    if not ratio["resolved"]:
+        raise NotResolved
+    return float(ratio["value"])
 
 
 def _bandwidth(phase: str) -> Callable[[Files], float]:
@@ -148,7 +161,7 @@ def _memory_growth(design: str) -> Callable[[Files], float]:
 
 
 def _window(phase: str) -> Callable[[Files], float]:
-    return lambda files: _op(files, op="window_attend", tokens=8192, window=128)[phase]["ratios"][PUBLIC]["value"]
+    return lambda files: _resolved(_op(files, op="window_attend", tokens=8192, window=128)[phase]["ratios"][PUBLIC])
 
 
 def _window_growth(phase: str) -> Callable[[Files], float]:
