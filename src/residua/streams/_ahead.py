@@ -81,24 +81,22 @@ class Ahead(NamedTuple):
     ) -> tuple[Ahead, tuple[Tensor, ...]]:
         """After a site that made `used` reads, and the sources to go on with: a new group where the last is used up.
 
-        final: the coming reads see these sources and no later ones; without gradients they are then made at once,
-        however few the tokens.
+        final: the coming reads see these sources and no later ones; without gradients they are then made at once, for
+        few tokens too.
         """
         if len(self.complete) > used:
             return Ahead((), (), self.complete[used:]), sources
         if len(self.reads) > used:
             return Ahead(self.reads[used:], self.fresh), sources
         final = final and not torch.is_grad_enabled()
-        if len(sources) < 2 or not (final or _pays(sources[0])):
+        if len(sources) < 2 or not ((final and sources[0].numel() < LEAST) or _pays(sources[0])):
             return Ahead(), sources
         queries, nulls, gates = coming(GROUP)
         if len(queries) < 2 or not _served(sources[0]):
             return Ahead(), sources
         try:
             if final:
-                each: list[Any] = [
-                    query._parameters for query in queries
-                ]  # as `Stream.part`: a module's attributes are slow
+                each: list[Any] = [query._parameters for query in queries]  # a module's attributes are slow
                 made = together(
                     [one["query"] for one in each], [one["gain"] for one in each], sources,
                     nulls=nulls, gates=gates, eps=eps, heads=heads,
