@@ -409,6 +409,11 @@ def test_attend_together_equals_single_reads(dtype, heads, count, width, extras)
         assert_close(read, exact * gates[k].double() if extras else exact, f"read {k}")
 
 
+def test_attend_together_of_no_tokens_is_nothing():
+    found = together([torch.zeros(16)] * 2, [torch.ones(16)] * 2, [torch.zeros(1, 0, 16)] * 3, eps=1e-6)
+    assert [one.shape for one in found] == [(1, 0, 16)] * 2
+
+
 @pytest.mark.parametrize(
     ("name", "change"),
     [
@@ -416,6 +421,10 @@ def test_attend_together_equals_single_reads(dtype, heads, count, width, extras)
         ("a gain too few", lambda a: a | {"gains": a["gains"][:2]}),
         ("a narrow type", lambda a: a | {"gains": [g.bfloat16() for g in a["gains"]]}),
         ("a stride", lambda a: a | {"queries": [torch.zeros(32)[::2] for _ in a["queries"]]}),
+        (
+            "a crooked address",
+            lambda a: a | {"gains": [torch.frombuffer(bytearray(65), dtype=torch.float32, offset=1)] * 3},
+        ),
         ("another width", lambda a: a | {"queries": [torch.zeros(8) for _ in a["queries"]]}),
         ("a gate a channel", lambda a: a | {"gates": [torch.zeros(16) for _ in a["queries"]]}),
         ("sources unlike", lambda a: a | {"sources": [a["sources"][0], a["sources"][1].double()]}),

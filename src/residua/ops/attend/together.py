@@ -42,7 +42,8 @@ def together(
         if group and len(group) != count:
             raise Unsupported(f"{len(group)} numbers for {count} queries")
         for one in group:
-            if one.dtype is not wide or one.numel() != numbers or not one.is_contiguous() or not one.is_cpu:
+            fits = one.dtype is wide and one.numel() == numbers and one.is_contiguous() and one.is_cpu
+            if not fits or one.data_ptr() % wide.itemsize:
                 raise Unsupported(f"parameters that are not {numbers} numbers of {wide} in a row on the CPU")
     found = [torch.empty_like(like, memory_format=torch.contiguous_format) for _ in range(count)]
     groups = (native.dense(sources), queries, gains, nulls, gates, found)
@@ -51,9 +52,7 @@ def together(
     for group in groups:
         at.append(place if group else None)
         place += _ADDRESS * len(group)
-    run: Any = entry(
-        "residua_attend_together", c_int, c_int, *(c_int64,) * 5, *(c_void_p,) * 5, c_double, c_void_p
-    )  # fmt: skip
+    run: Any = entry("residua_attend_together", c_int, c_int, *(c_int64,) * 5, *(c_void_p,) * 5, c_double, c_void_p)
     check(
         run(
             TYPES[like.dtype], threads(size * len(sources) * count), size // width, width, heads, len(sources), count,
