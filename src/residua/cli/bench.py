@@ -61,7 +61,7 @@ def command(
         "profile": lambda: _profile(depth, width or 256, tokens or 512),
         "model": lambda: _model(design, depth, width or 256, rows, tokens or 256, seconds or 60.0, pairs, attempts),
         "memory": lambda: _memory(design, depth or [6, 12, 24, 48], width or 256, tokens or 128),
-        "decode": lambda: _decode(design, depth, width or 768, seconds or 20.0),
+        "decode": lambda: _decode(design, depth, width or 768, seconds or 30.0),
     }
     measured = {kind: run[kind]()}
     if out is not None:
