@@ -15,7 +15,8 @@ EDGES = {
     "tests/ops/test_native_ops.py": "equals_the_reference and (float32-chosen or bfloat16 or float64-portable)"
     " or no_tokens or any_layout or threads",
     "tests/ops/test_attend_kernel.py": "equals_the_definition and not linear or pass_the_cache or any_view or no_tokens"
-    " or subset or threads or weights_of_the_kernel or merge_equal or not_wanted or together or onto_is",
+    " or subset or threads or weights_of_the_kernel or onto_is",
+    "tests/ops/test_attend_groups.py": "merge_equal or not_wanted or together",
 }
 
 

@@ -11,10 +11,9 @@ from residua import ops
 from residua.native import library
 from residua.native.library import portable
 from residua.ops.attend import cpu, linear, native, reference
-from residua.ops.attend.together import together
 from residua.testing import assert_close, error
+from tests.ops.reads import DEFAULTS, draw
 
-DEFAULTS = {"eps": 1e-6, "null": None, "heads": 1, "total": False, "centered": False}
 OPTIONS = [
     {},
     {"heads": 2},
@@ -26,17 +25,6 @@ OPTIONS = [
 ]
 
 SIZES = [(1, (1, 1, 8)), (2, (2, 3, 2)), (3, (1, 7, 30)), (5, (1, 9, 96)), (24, (2, 11, 64)), (70, (1, 5, 18))]
-
-
-def draw(n, shape=(2, 3, 12), dtype=torch.float32, seed=0, grad=True):
-    """A query, a null, sources and the gradient of the read."""
-    generator = torch.Generator().manual_seed(seed)
-    wide = torch.promote_types(dtype, torch.float32)
-    query = (0.2 * torch.randn(shape[-1], generator=generator)).to(wide)
-    null = torch.tensor([0.3]).to(wide)
-    sources = [torch.randn(shape, generator=generator).to(dtype) for _ in range(n)]
-    gradient = torch.randn(shape, generator=generator).to(dtype)
-    return query.requires_grad_(grad), null.requires_grad_(grad), [x.requires_grad_(grad) for x in sources], gradient
 
 
 def exactly(query, null, sources, gradient, options):
@@ -314,67 +302,6 @@ def test_attend_kernel_saves_no_more_than_its_inputs_its_read_and_a_number_a_tok
     assert sum(kept[place] for place in new) == read.numel() + 32
 
 
-# ------------------------------------------------------------------------------------------------- two phases
-
-
-@pytest.mark.parametrize("dtype", cpu.CARRIED, ids=str)
-@pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("nulls", [False, True])
-@pytest.mark.parametrize(("queries", "old", "width"), [(2, 1, 16), (5, 3, 44), (8, 7, 64)])
-def test_attend_ahead_and_merge_equal_single_reads(dtype, heads, nulls, queries, old, width):
-    """A group of reads over old sources, merged with fresh ones: the reads and gradients of single reads."""
-    wide = torch.promote_types(dtype, torch.float32)
-    generator = torch.Generator().manual_seed(queries)
-    w = [(0.2 * torch.randn(width, generator=generator)).to(wide).requires_grad_() for _ in range(queries)]
-    # one leaf: a null's gradient is a single sum over the tokens, which may cancel to any relative error
-    all_nulls = [(0.1 * torch.arange(queries, dtype=wide)).requires_grad_()] if nulls else []
-    null = all_nulls[0] if nulls else None
-    shape = (2, 7, width)
-    sources = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for _ in range(old + queries)]
-    pull = [torch.randn(shape, generator=generator).to(dtype) for _ in range(queries + 1)]
-
-    carries, same = cpu.ahead(torch.stack(w), tuple(sources[:old]), null, eps=1e-6, heads=heads)
-    found = [
-        cpu.merge(carries[k], w[k], tuple(sources[old : old + k]), eps=1e-6, heads=heads, scale=1 + k)
-        for k in range(queries)
-    ]
-    found.append(ops.attend(w[0], same, heads=heads))  # a read that comes after uses the sources handed back
-
-    w64, s64 = ([one.double() for one in part] for part in (w, sources))
-    null64 = null.double().split(1) if nulls else [None] * queries
-    options = [DEFAULTS | {"heads": heads, "null": null64[k]} for k in range(queries)]
-    exact = [(1 + k) * reference.attend(w64[k], tuple(s64[: old + k]), **options[k]) for k in range(queries)]
-    exact.append(reference.attend(w64[0], tuple(s64[:old]), **DEFAULTS | {"heads": heads}))
-
-    for one, other in zip(found, exact, strict=True):
-        assert_close(one, other)
-    leaves = [*w, *all_nulls, *sources]
-    ours = torch.autograd.grad(found, leaves, pull, allow_unused=True)
-    theirs = torch.autograd.grad(exact, leaves, [one.double() for one in pull], allow_unused=True)
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        assert (one is None) == (other is None), place
-        if one is not None and other is not None:
-            assert_close(one, other, f"gradient {place}", gradient=True)
-
-
-def test_attend_ahead_declines_what_it_would_round_twice():
-    query, _, sources, _ = draw(3, dtype=torch.bfloat16)
-    with pytest.raises(ops.Unsupported, match="rounded twice"):
-        cpu.ahead(torch.stack([query, query]), tuple(sources), eps=1e-6)
-
-
-def test_attend_ahead_skips_what_is_not_wanted():
-    query, _, sources, gradient = draw(4)
-    frozen = [sources[0].detach(), *sources[1:]]
-    carries, same = cpu.ahead(torch.stack([query, 2 * query]).detach(), tuple(frozen), eps=1e-6)
-    (found,) = torch.autograd.grad(carries[1].value, sources[2], gradient)
-    expected = torch.autograd.grad(
-        reference.attend(2 * query.detach(), tuple(frozen), **DEFAULTS), sources[2], gradient
-    )[0]
-    assert_close(found, expected, gradient=True)
-    assert len(same) == 4
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_attend_operator_is_the_kernel_for_a_compiler(options):
     """One graph, no break, and the bits of the eager kernel."""
@@ -386,55 +313,6 @@ def test_attend_operator_is_the_kernel_for_a_compiler(options):
     for one, other in zip(*([read, *torch.autograd.grad(read, wanted, gradient)] for read in reads), strict=True):
         assert torch.equal(one, other)
     torch._dynamo.reset()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("heads", "count", "width"), [(1, 2, 16), (2, 5, 44), (1, 17, 96)])
-@pytest.mark.parametrize("extras", [False, True])
-def test_attend_together_equals_single_reads(dtype, heads, count, width, extras):
-    wide = torch.promote_types(dtype, torch.float32)
-    generator = torch.Generator().manual_seed(count)
-
-    def several(*shape):
-        return [torch.randn(shape, generator=generator).to(wide) for _ in range(count)]
-
-    queries, gains, nulls, gates = several(width), several(width), several(1), several(1)
-    sources = [torch.randn(2, 3, width, generator=generator).to(dtype) for _ in range(4)]
-    sources[1] = sources[1].mT.contiguous().mT  # one that does not lie in rows
-    given = {"nulls": nulls, "gates": gates} if extras else {}
-    found = together(queries, gains, sources, eps=1e-6, heads=heads, **given)
-    for k, read in enumerate(found):
-        options = DEFAULTS | {"heads": heads, "null": nulls[k].double() if extras else None}
-        exact = reference.attend((queries[k] * gains[k]).double(), tuple(s.double() for s in sources), **options)
-        assert_close(read, exact * gates[k].double() if extras else exact, f"read {k}")
-
-
-def test_attend_together_of_no_tokens_is_nothing():
-    found = together([torch.zeros(16)] * 2, [torch.ones(16)] * 2, [torch.zeros(1, 0, 16)] * 3, eps=1e-6)
-    assert [one.shape for one in found] == [(1, 0, 16)] * 2
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("one query", lambda a: a | {"queries": a["queries"][:1], "gains": a["gains"][:1]}),
-        ("a gain too few", lambda a: a | {"gains": a["gains"][:2]}),
-        ("a narrow type", lambda a: a | {"gains": [g.bfloat16() for g in a["gains"]]}),
-        ("a stride", lambda a: a | {"queries": [torch.zeros(32)[::2] for _ in a["queries"]]}),
-        (
-            "a crooked address",
-            lambda a: a | {"gains": [torch.frombuffer(bytearray(65), dtype=torch.float32, offset=1)] * 3},
-        ),
-        ("another width", lambda a: a | {"queries": [torch.zeros(8) for _ in a["queries"]]}),
-        ("a gate a channel", lambda a: a | {"gates": [torch.zeros(16) for _ in a["queries"]]}),
-        ("sources unlike", lambda a: a | {"sources": [a["sources"][0], a["sources"][1].double()]}),
-    ],
-)
-def test_attend_together_declines(name, change):
-    given = {"queries": [torch.zeros(16)] * 3, "gains": [torch.ones(16)] * 3, "sources": [torch.zeros(1, 2, 16)] * 2}
-    assert len(together(**given, eps=1e-6)) == 3
-    with pytest.raises(ops.Unsupported):
-        together(**change(given), eps=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

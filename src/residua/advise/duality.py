@@ -110,4 +110,4 @@ def _with(judged: tuple[str, str], tasks: Sequence[Solved]) -> tuple[str, str]:
 
 
 def _said(one: Evidence) -> str:
-    return f"{placed(one)} {one.effect:+.4f} nats, {one.verdict}, {one.source}"
+    return f"{placed(one.design, one.layout)} {one.effect:+.4f} nats, {one.verdict}, {one.source}"

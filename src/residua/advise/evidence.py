@@ -66,12 +66,12 @@ class Solved:
     def __str__(self) -> str:
         noise = "" if self.decided else ", no difference seen"
         shares = f"{self.accuracy:.2f} of 1 against {self.baseline:.2f}"
-        return f"{self.task}: {placed(self)} {shares}{noise}, {self.source}"
+        return f"{self.task}: {placed(self.design, self.layout)} {shares}{noise}, {self.source}"
 
 
-def placed(one: Evidence | Solved) -> str:
+def placed(design: str, layout: str) -> str:
     """The design, and its layout unless that is the plain one."""
-    return one.design if one.layout == "attn,mlp" else f"{one.design} in {one.layout}"
+    return design if layout == "attn,mlp" else f"{design} in {layout}"
 
 
 _DELTA = "Delta Attention Residuals, arXiv 2605.18855"
@@ -200,11 +200,9 @@ def result_files(folder: Path | None) -> list[Path]:
 
 def solved(folder: Path | None) -> list[Solved]:
     """Every row of every task in the folder that is not its baseline: `results/NAME/tasks/TASK.json`."""
-    return (
-        []
-        if folder is None
-        else [one for file in sorted(folder.glob("*/tasks/*.json")) for one in _tasks(file, folder)]
-    )
+    if folder is None:
+        return []
+    return [one for file in sorted(folder.glob("*/tasks/*.json")) for one in _tasks(file, folder)]
 
 
 def _tasks(file: Path, folder: Path) -> Iterator[Solved]:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from residua.advise.duality import PAPER, WINDOW, Claim, claims
-from residua.advise.evidence import Evidence, cited, measured, published, result_files, results_folder, solved
+from residua.advise.evidence import Evidence, cited, measured, placed, published, result_files, results_folder, solved
 from residua.advise.situation import Situation
 from residua.cost.predict import Cost, predict
 from residua.model import ModelConfig, Transformer
@@ -309,7 +309,7 @@ def _unknown(ranked: Sequence[Advice], situation: Situation, ours: Sequence[Evid
     """What a reader would like to know and nobody has measured."""
     said = []
     for one in ranked:
-        name = one.design if one.layout == "attn,mlp" else f"{one.design} in {one.layout}"
+        name = placed(one.design, one.layout)
         judged = [each for each in one.evidence if each.effect is not None]
         if not judged:
             said.append(f"{name}: no measured loss is on record here, published or ours")

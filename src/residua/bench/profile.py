@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from residua import ops
-from residua.bench import forms, stack
+from residua.bench import stack
+from residua.bench.cases import OURS, attend
 from residua.bench.timing import Form
 from residua.native.library import TYPES, library
 
@@ -27,22 +27,15 @@ def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> dict[str, 
     """The reads of a deep stack, and single reads whose bars are about the smallest and the largest."""
     named = {
         f"all reads of {depth} blocks, full delta, {tokens}x{width}": stack.ours("delta", depth, width, tokens),
-        "one read, n=4, 2048x256": _read(4, 2048, 256),
-        "one read, n=24, 4096x512": _read(24, 4096, 512),
     }
+    for sides, n in (((2048, 256), 4), ((4096, 512), 24)):
+        case = attend(*sides, n, torch.float32, compile=False)
+        named[case.label()] = case.both(OURS)
     return {
         "multiplies_per_second": _matmul(),
         "bytes_per_second": _sum(),
         "forms": [{"what": what, **_parts(form, repeats)} for what, form in named.items()],
     }
-
-
-def _read(n: int, tokens: int, width: int) -> Form:
-    generator = torch.Generator().manual_seed(0)
-    sources = tuple(torch.randn(1, tokens, width, generator=generator).requires_grad_() for _ in range(n))
-    query = (0.1 * torch.randn(width, generator=generator)).requires_grad_()
-    slope = torch.randn(1, tokens, width, generator=generator)
-    return lambda: torch.autograd.grad(ops.attend(query, sources, eps=forms.EPS), (query, *sources), slope)
 
 
 def _parts(form: Form, repeats: int) -> dict[str, Any]:

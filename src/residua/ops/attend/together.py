@@ -17,8 +17,8 @@ from torch import Tensor
 from residua.native.library import TYPES, check, entry, threads
 from residua.ops._backend import Unsupported
 from residua.ops.attend import native
+from residua.ops.norm import accumulator
 
-_WIDE = {torch.float32: torch.float32, torch.bfloat16: torch.float32, torch.float64: torch.float64}
 _ADDRESS = 8  # bytes, and the items of an array("Q")
 
 
@@ -37,7 +37,7 @@ def together(
     if not 2 <= count <= native.MOST_QUERIES:
         raise Unsupported(f"{count} reads at once; 2 to {native.MOST_QUERIES} can be made together")
     native.serves(queries[0], sources, None, heads)
-    wide, width = _WIDE[like.dtype], like.shape[-1]
+    wide, width = accumulator(like.dtype), like.shape[-1]
     for group, numbers in ((queries, width), (gains, width), (nulls, 1), (gates, 1)):
         if group and len(group) != count:
             raise Unsupported(f"{len(group)} numbers for {count} queries")
