@@ -109,7 +109,8 @@ def _profile(measured: Mapping[str, Any]) -> Sheet:
         for part in sorted(form["parts"], key=lambda one: -one["seconds"]):
             took = part["seconds"]
             rows.append([
-                f"· {part['part']}", f"{1e3 * took:.2f}", f"{100 * took / form['seconds']:.0f} %", f"{part.get('calls', '-')}",
+                f"· {part['part']}", f"{1e3 * took:.2f}",
+                f"{100 * took / form['seconds']:.0f} %", f"{part.get('calls', '-')}",
                 *(f"{100 * part[key] / took / measured[bound]:.0f} %" if key in part else "-"
                   for key, bound in (("multiplies", "multiplies_per_second"), ("bytes", "bytes_per_second"))),
             ])  # fmt: skip
