@@ -26,9 +26,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from residua.compare.execute import PLAN, is_done
+from residua.compare.execute import PLAN
+from residua.compare.outcome import RESULT, ROUTING, divergence, is_done
 from residua.compare.plan import ComparePlan
-from residua.compare.worker import ROUTING
 from residua.diagnose.record import in_deep_third
 from residua.plan import Plan
 from residua.train import TrainConfig, read_metrics
@@ -116,13 +116,17 @@ def _comparison(out: Path) -> list[Series]:
     folders: dict[str, list[tuple[Path, int]]] = {}
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
         folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
+    broken = {slug for slug, found in folders.items() if any(divergence(folder) for folder, _ in found)}
     return [
         Series(
             variant.label,
             variant.slug,
             plan.baseline_of(variant).slug,
             len(folders[variant.slug]),
-            [_read(folder, seed) for folder, seed in folders[variant.slug] if is_done(folder)],
+            # as in the table: the seeds that a diverging design survives would flatter it
+            []
+            if variant.slug in broken
+            else [_read(folder, seed) for folder, seed in folders[variant.slug] if is_done(folder)],
         )
         for variant in plan.variants()
     ]
@@ -153,7 +157,7 @@ def _alone(folders: Sequence[Path]) -> list[Series]:
             slug,
             slugs[0],
             len(members),
-            [_read(folder, config.seed) for folder, config in members if (folder / "result.json").exists()],
+            [_read(folder, config.seed) for folder, config in members if (folder / RESULT).exists()],
         )
         for label, slug, members in zip(labels, slugs, groups.values(), strict=True)
     ]
@@ -164,7 +168,7 @@ def _read(folder: Path, seed: int) -> Seed:
     if not validations:
         raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
     routing = read_json(folder / ROUTING) if (folder / ROUTING).exists() else None
-    return Seed(seed, folder, read_json(folder / "result.json"), validations, routing)
+    return Seed(seed, folder, read_json(folder / RESULT), validations, routing)
 
 
 def _notes(planned: Sequence[Series]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -41,9 +42,9 @@ def workplace(tmp_path_factory):
     return folder
 
 
-def start(workplace, out, *flags):
+def start(workplace, out, *flags, plan="plan.toml"):
     return subprocess.Popen(
-        [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", "plan.toml",
+        [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", plan,
          "--out", out, "-j", "2", *flags],
         cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"RESIDUA_CACHE": str(workplace / "cache"), "OMP_NUM_THREADS": "1"},
@@ -101,14 +102,49 @@ def test_interrupted_comparison_goes_on_to_the_same_answer(workplace):
 
 @pytest.mark.slow
 def test_failing_run_is_named_and_the_rest_is_kept(workplace):
-    """A rate that blows up: the command says which run failed and why, and exits 2."""
-    plan = PLAN.split("[tune]")[0].replace("steps = 12", "steps = 12\nlr = 1e30\nexplode = 1e-6")
-    (workplace / "bad.toml").write_text(plan)
-    done = subprocess.run(
-        [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", "bad.toml", "--out", "bad"],
-        cwd=workplace, capture_output=True, text=True,
-        env=os.environ | {"RESIDUA_CACHE": str(workplace / "cache"), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "runs/standard/seed0 failed" in done.stderr
-    assert "Traceback" not in done.stderr
+    """The directory of a run is somebody else's: the command says which run failed and why, and exits 2."""
+    (workplace / "bad.toml").write_text(PLAN.split("[tune]")[0].replace("[0, 1, 2]", "[0]"))
+    strange = workplace / "bad/runs/delta-blocks-2/seed0"
+    first = start(workplace, "bad", plan="bad.toml")
+    _, error = first.communicate(timeout=500)
+    assert first.returncode == 0, error
+    shutil.rmtree(strange)
+    strange.mkdir()
+    (strange / "letter.txt").write_text("mine")
+    again = start(workplace, "bad", plan="bad.toml")
+    _, error = again.communicate(timeout=500)
+    assert again.returncode == 2
+    assert "runs/delta-blocks-2/seed0 failed" in error
+    assert "letter.txt" in error
+    assert "Traceback" not in error
+    assert (workplace / "bad/runs/standard/seed0/result.json").exists()
+
+
+@pytest.mark.slow
+def test_rate_that_diverges_is_not_chosen_and_is_said(workplace):
+    """One rate of the grid blows up in real runs: the table is made with the other, and the answer names the break."""
+    (workplace / "hot.toml").write_text(PLAN.replace("[1e-3, 4e-3]", "[4e-3, 1e30]").replace("[0, 1, 2]", "[0]"))
+    hot = start(workplace, "hot", "--json", plan="hot.toml")
+    out, error = hot.communicate(timeout=500)
+    assert hot.returncode == 0, error
+    results = json.loads(out)
+    assert "lr1e+30-seed7: diverged, step" in error
+    assert [row["rates"]["lr"] for row in results["rows"]] == [4e-3, 4e-3]
+    assert {one["folder"] for one in results["diverged"]} == {
+        "tune/standard/lr1e+30-seed7", "tune/delta-blocks-2/lr1e+30-seed7",
+    }  # fmt: skip
+    assert sum("diverged while tuning at lr 1e+30" in note for note in results["notes"]) == 2
+
+
+@pytest.mark.slow
+def test_baseline_that_diverges_stops_the_comparison_at_once(workplace):
+    """Twice: what is known to diverge is not run again."""
+    plan = PLAN.split("[tune]")[0].replace("steps = 12", "steps = 12\nlr = 1e30")
+    (workplace / "cold.toml").write_text(plan)
+    for _ in range(2):
+        done = start(workplace, "cold", plan="cold.toml")
+        _, error = done.communicate(timeout=500)
+        assert done.returncode == 2
+        assert "of the baseline diverged" in error
+        assert "smaller learning rate" in error
+        assert "Traceback" not in error

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from residua.compare import ComparePlan
-from residua.compare.results import choose_rates, collect, loss_at
+from residua.compare.results import choose_rates, collect, loss_at, reported
 from residua.compare.table import columns, difference, to_csv, to_markdown
 
 SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}
@@ -86,6 +86,77 @@ def test_rates_are_the_best_on_the_tuning_seeds_and_an_edge_is_said(tmp_path):
     assert [row["trials"] for row in results["rows"]] == [6, 12]
     assert any("edge of the grid" in note for note in results["notes"])
     assert any("tuned by 12 runs and the baseline standard by 6" in note for note in results["notes"])
+
+
+def break_run(folder, *, step=3, site="0.mlp"):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").unlink(missing_ok=True)
+    (folder / "diverged.json").write_text(
+        json.dumps({"step": step, "site": site, "message": f"step {step}: the loss is nan at {site}"})
+    )
+
+
+def tuned_plan():
+    return ComparePlan.from_json(
+        {"designs": ["standard", "delta:blocks=2"], **SMALL, "tune": {"lr": [1e-3, 2e-3, 4e-3], "seeds": [100, 101]}}
+    )
+
+
+def test_rate_that_diverges_on_one_tuning_seed_is_none_to_choose(tmp_path):
+    """Even if it is the best on the other; and the one below is not at the edge of the grid."""
+    plan = tuned_plan()
+    for run in plan.tuning():
+        if run.config.lr == 4e-3 and run.config.seed == 101:
+            break_run(tmp_path / run.folder)
+        else:
+            write_run(tmp_path / run.folder, 3 - run.config.lr)
+    chosen = choose_rates(plan, tmp_path)
+    assert chosen == {"standard": {"lr": 2e-3}, "delta:blocks=2": {"lr": 2e-3}}
+    for run in plan.runs(chosen):
+        write_run(tmp_path / run.folder, 3.0 + run.config.seed / 10)
+    results = collect(plan, tmp_path)
+    assert [row["edge"] for row in results["rows"]] == [False, False]
+    assert "standard: diverged while tuning at lr 0.004." in results["notes"]
+    assert [one["folder"] for one in results["diverged"]] == [
+        "tune/standard/lr0.004-seed101", "tune/delta-blocks-2/lr0.004-seed101",
+    ]  # fmt: skip
+
+
+def test_row_whose_every_rate_diverged_is_left_out_and_said(tmp_path):
+    plan = tuned_plan()
+    for run in plan.tuning():
+        if run.variant.design == "standard":
+            write_run(tmp_path / run.folder, 3.0)
+        else:
+            break_run(tmp_path / run.folder)
+    for run in (begun := reported(plan, tmp_path)):
+        write_run(tmp_path / run.folder, 3.0)
+    assert {run.variant.design for run in begun} == {"standard"}
+    results = collect(plan, tmp_path)
+    assert [row["label"] for row in results["rows"]] == ["standard"]
+    assert any(
+        note.startswith("delta:blocks=2 is LEFT OUT: every rate diverged (tune/delta-blocks-2/lr0.004-seed101, step 3")
+        for note in results["notes"]
+    )
+    to_csv(results), to_markdown(results)
+
+
+def test_baseline_whose_every_rate_diverged_ends_it(tmp_path):
+    plan = tuned_plan()
+    for run in plan.tuning():
+        break_run(tmp_path / run.folder)
+    with pytest.raises(ValueError, match=r"every rate of the baseline standard diverged.*smaller"):
+        reported(plan, tmp_path)
+
+
+def test_row_with_a_reported_run_that_diverged_is_left_out_whole(compared):
+    plan, out = compared
+    break_run(out / "runs/delta-blocks-2/seed1", step=304, site="3.attn")
+    results = collect(plan, out)
+    assert [row["label"] for row in results["rows"]] == ["standard"]
+    assert {run["label"] for run in results["runs"]} == {"standard"}
+    (note,) = [note for note in results["notes"] if "LEFT OUT" in note]
+    assert note.startswith("delta:blocks=2 is LEFT OUT: seed1 diverged (runs/delta-blocks-2/seed1, step 304: ")
 
 
 def test_different_corpora_are_refused_unless_forced(compared):

@@ -157,6 +157,16 @@ def test_unfinished_variants_are_named_and_left_out(out):
     assert all(set(data[section]) <= {"standard", "attnres"} for section in SECTIONS)
 
 
+def test_variant_with_a_seed_that_diverged_is_left_out_whole(out):
+    """As in the table: the seeds that it survived would flatter it."""
+    broken = out / "runs/attnres/seed1"
+    (broken / "result.json").unlink()
+    (broken / "diverged.json").write_text('{"step": 3, "site": "0.mlp", "message": "step 3: the loss is nan"}')
+    data = figures.collect(out)
+    assert set(data["labels"]) == {"standard", "denseformer"}
+    assert data["missing"] == ["attnres", "delta"]
+
+
 def test_finished_seeds_stand_for_a_variant_and_are_counted(out):
     (out / "runs/standard/seed1/result.json").unlink()
     data = figures.collect(out)

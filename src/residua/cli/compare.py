@@ -130,6 +130,12 @@ def _display() -> Any:
     return _Live(console) if console.is_terminal else _Plain(console)
 
 
+def _ended(event: dict[str, Any]) -> str:
+    if event["kind"] == "diverged":
+        return f"{event['run']}: diverged, {event['message']}"
+    return f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte"
+
+
 class _Plain:
     def __init__(self, console: Any) -> None:
         self.console = console
@@ -148,11 +154,9 @@ class _Plain:
             self.left = event["runs"] - event["done"]
             if event["done"]:
                 self.console.print(f"{event['done']} of {event['runs']} runs are done already")
-        elif event["kind"] == "finished":
+        elif event["kind"] in ("finished", "diverged"):
             self.left -= 1
-            self.console.print(
-                f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte; {self.left} left"
-            )
+            self.console.print(f"{_ended(event)}; {self.left} left")
 
 
 class _Live(_Plain):
@@ -184,9 +188,9 @@ class _Live(_Plain):
             self.tasks[event["run"]] = self.progress.add_task(event["run"], total=event["steps"], note="")
         elif kind == "progress" and "step" in event:
             self.progress.update(self.tasks[event["run"]], completed=event["step"], note=f"loss {event['loss']:.3f}")
-        elif kind == "finished":
+        elif kind in ("finished", "diverged"):
             self.progress.remove_task(self.tasks.pop(event["run"]))
             self.progress.advance(self.whole)
-            self.progress.console.print(f"{event['run']}: val loss {event['loss']:.4f}")
+            self.progress.console.print(_ended(event))
         elif kind == "data":
             self.progress.console.print(event["text"])

@@ -1,6 +1,7 @@
 """Run what a plan asks for, several processes at a time; stop and start again at any point.
 
-A run that has its result is not run again. Ctrl-C asks every running process to save and waits for them.
+A run that has its result, or that diverged, is not run again. Ctrl-C asks every running process to save and waits for
+them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from residua.compare.outcome import RESULT, divergence, is_done
 from residua.compare.plan import ComparePlan, Run
-from residua.compare.worker import ROUTING
 from residua.train.durable import read_json, write_json
 
 PLAN = "plan.json"
@@ -50,9 +51,17 @@ def claim(plan: ComparePlan, out: Path) -> None:
     write_json(stored, plan.to_json())
 
 
-def execute(runs: Sequence[Run], out: Path, *, jobs: int, threads: int, listen: Listener) -> None:
-    """Bring every run to its result, at most `jobs` at a time."""
-    waiting = [run for run in runs if not is_done(out / run.folder)]
+def execute(
+    runs: Sequence[Run], out: Path, *, jobs: int, threads: int, listen: Listener, needed: Collection[str] = ()
+) -> None:
+    """Bring every run to its end, at most `jobs` at a time.
+
+    A run that diverges is told and left at that, unless its folder is one of `needed`: without those the rest is of
+    no use.
+    """
+    for run in runs:
+        _check(run, out, needed)
+    waiting = [run for run in runs if not (is_done(out / run.folder) or divergence(out / run.folder))]
     listen({"kind": "phase", "runs": len(runs), "done": len(runs) - len(waiting)})
     running: list[_Job] = []
     with _stopping(running):
@@ -64,14 +73,19 @@ def execute(runs: Sequence[Run], out: Path, *, jobs: int, threads: int, listen: 
             time.sleep(0.2)
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                _finish(job, running, listen)
+                _finish(job, listen)
+                _check(job.run, out, needed)
             for job in running:
                 listen({"kind": "progress", "run": job.run.folder, **_last_line(job.folder / "metrics.jsonl")})
 
 
-def is_done(folder: Path) -> bool:
-    """Whether a run has its result and its routing."""
-    return (folder / "result.json").exists() and (folder / ROUTING).exists()
+def _check(run: Run, out: Path, needed: Collection[str]) -> None:
+    broken = divergence(out / run.folder)
+    if broken and run.folder in needed:
+        raise RunFailed(
+            f"run {run.folder} of the baseline diverged, and nothing can be compared with it: {broken['message']}. "
+            "Choose a smaller learning rate and another --out; finished runs are kept"
+        )
 
 
 def _start(run: Run, out: Path, threads: int) -> _Job:
@@ -88,13 +102,15 @@ def _start(run: Run, out: Path, threads: int) -> _Job:
     return _Job(run, folder, log, process)
 
 
-def _finish(job: _Job, running: list[_Job], listen: Listener) -> None:
+def _finish(job: _Job, listen: Listener) -> None:
+    if broken := divergence(job.folder):
+        listen({"kind": "diverged", "run": job.run.folder, **broken})
+        return
     if job.process.returncode == 0 and is_done(job.folder):
-        listen({"kind": "finished", "run": job.run.folder, **read_json(job.folder / "result.json")})
+        listen({"kind": "finished", "run": job.run.folder, **read_json(job.folder / RESULT)})
         return
     lines = job.log.read_text(errors="replace").strip().splitlines()
     reason = lines[-1] if lines else f"exit code {job.process.returncode}"
-    _stop(running)
     raise RunFailed(f"run {job.run.folder} failed: {reason} (see {job.log}); finished runs are kept")
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from residua.compare.outcome import RESULT, ROUTING, divergence, final_loss
 from residua.compare.plan import ComparePlan, Run, Variant
 from residua.compare.stats import Difference, Spread, paired, spread
-from residua.compare.worker import ROUTING
 from residua.train import read_metrics
 from residua.train.durable import read_json
 
@@ -59,24 +59,46 @@ class Row:
 
 
 def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
-    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller."""
+    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller.
+
+    A rate that diverged on any of them is none to choose; a row with no other has no entry.
+    """
     chosen = {}
     for variant in plan.variants():
         losses: dict[tuple[tuple[str, float], ...], list[float]] = {}
         for run in plan.tuning():
             if run.variant == variant:
                 rates = tuple((key, getattr(run.config, key)) for key in plan.rates(variant)[0])
-                losses.setdefault(rates, []).append(read_json(out / run.folder / "result.json")["loss"])
-        if losses:
-            chosen[variant.label] = dict(min((fmean(found), rates) for rates, found in losses.items())[1])
+                losses.setdefault(rates, []).append(final_loss(out / run.folder))
+        means = [(fmean(found), rates) for rates, found in losses.items() if max(found) < math.inf]
+        if means:
+            chosen[variant.label] = dict(min(means)[1])
     return chosen
 
 
-def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str = "") -> dict[str, Any]:
-    """Everything the tables, files and figures are made from. Every run must be there and of one corpus."""
+def reported(plan: ComparePlan, out: Path) -> list[Run]:
+    """The runs of the table at the rates chosen for their rows; none of a row whose every rate diverged."""
     rates = choose_rates(plan, out)
-    runs = plan.runs(rates)
-    results = {run.folder: read_json(out / run.folder / "result.json") for run in runs}
+    for variant in plan.variants():
+        if plan.tune.lr and variant.label not in rates and plan.baseline_of(variant) == variant:
+            raise ValueError(
+                f"every rate of the baseline {variant.label} diverged, and nothing can be compared with it; give "
+                "smaller ones and another --out"
+            )
+    return [run for run in plan.runs(rates) if run.variant.label in rates or not plan.tune.lr]
+
+
+def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str = "") -> dict[str, Any]:
+    """Everything the tables, files and figures are made from. Every run must be there and of one corpus.
+
+    A row of which a reported run diverged is left out whole, and a note says so: the mean of the seeds that it
+    survived would flatter it.
+    """
+    begun = reported(plan, out)
+    broken = _broken(out, [*plan.tuning(), *begun])
+    kept = {run.variant.label for run in begun} - {run.variant.label for run in begun if run.folder in broken}
+    runs = [run for run in begun if run.variant.label in kept]
+    results = {run.folder: read_json(out / run.folder / RESULT) for run in runs}
     fingerprints = {result["fingerprint"] for result in results.values()}
     if len(fingerprints) > 1 and not force:
         raise ValueError(
@@ -84,7 +106,7 @@ def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str =
             "compare; run them again on one, or force it"
         )
     _check_batches(out, runs)
-    rows = _rows(plan, out, rates, runs, results)
+    rows = _rows(plan, out, runs, results)
     return {
         "format": FORMAT,
         "plan": plan.to_json(),
@@ -94,7 +116,18 @@ def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str =
         "machine": _machine(),
         "rows": [row.to_json() for row in rows],
         "runs": [{"folder": run.folder, "label": run.variant.label, **results[run.folder]} for run in runs],
-        "notes": notes(plan, rows, len(fingerprints)),
+        "diverged": list(broken.values()),
+        "notes": [*notes(plan, rows, len(fingerprints)), *_breaks(plan, kept, broken)],
+    }
+
+
+def _broken(out: Path, runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
+    """What is known of every run that diverged, by its folder."""
+    found = {run.folder: (run, divergence(out / run.folder)) for run in runs}
+    return {
+        folder: {"folder": folder, "label": run.variant.label, "lr": run.config.lr, **why}
+        for folder, (run, why) in found.items()
+        if why is not None
     }
 
 
@@ -112,7 +145,6 @@ def _check_batches(out: Path, runs: Sequence[Run]) -> None:
 def _rows(
     plan: ComparePlan,
     out: Path,
-    rates: Mapping[str, Mapping[str, float]],
     runs: Sequence[Run],
     results: Mapping[str, Mapping[str, Any]],
 ) -> list[Row]:
@@ -133,11 +165,12 @@ def _rows(
         tokens, seconds = every(variant, "tokens"), every(variant, "time", "cpu_seconds")
         return fmean(seen / spent for seen, spent in zip(tokens, seconds, strict=True))
 
-    budget = min(fmean(every(variant, "time", "cpu_seconds")) for variant in plan.variants())
+    variants = [variant for variant in plan.variants() if variant.label in by_row]
+    budget = min(fmean(every(variant, "time", "cpu_seconds")) for variant in variants)
     rows = []
-    for variant in plan.variants():
+    for variant in variants:
         first, base = by_row[variant.label][0], plan.baseline_of(variant)
-        own = base == variant
+        own, grid = base == variant, plan.rates(variant)
         losses = every(variant, "loss")
         chosen = {"lr": first.config.lr, "residual_lr": first.config.residual_rate}
         rows.append(
@@ -151,8 +184,8 @@ def _rows(
                 stream_parameters=results[first.folder]["stream_parameters"],
                 mlp_width=first.config.model(256).hidden,
                 rates=chosen,
-                trials=len(plan.rates(variant)) * len(plan.tune.seeds),
-                edge=_at_edge(plan, rates.get(variant.label, {})),
+                trials=len(grid) * len(plan.tune.seeds),
+                edge=any(_at_edge(plan, key, chosen[key]) for rates in grid[:1] for key in rates),
                 loss=spread(losses),
                 perplexity=spread(every(variant, "perplexity")),
                 bits_per_byte=spread(every(variant, "bits_per_byte")),
@@ -207,9 +240,25 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     return said
 
 
-def _at_edge(plan: ComparePlan, chosen: Mapping[str, float]) -> bool:
-    grids = {"lr": plan.tune.lr, "residual_lr": plan.tune.residual_lr}
-    return any(len(grids[key]) > 1 and rate in (min(grids[key]), max(grids[key])) for key, rate in chosen.items())
+def _breaks(plan: ComparePlan, kept: Collection[str], broken: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A sentence for every row that runs broke in: rates that are none to choose, or why it has no line."""
+    said = []
+    for variant in plan.variants():
+        here = [one for one in broken.values() if one["label"] == variant.label]
+        tuned = [one for one in here if one["folder"].startswith("tune/")]
+        if variant.label not in kept:
+            last = here[-1]
+            which = "every rate" if len(here) == len(tuned) else last["folder"].rpartition("/")[2]
+            said.append(f"{variant.label} is LEFT OUT: {which} diverged ({last['folder']}, {last['message']}).")
+        elif tuned:
+            rates = ", ".join(f"{rate:g}" for rate in dict.fromkeys(one["lr"] for one in tuned))
+            said.append(f"{variant.label}: diverged while tuning at lr {rates}.")
+    return said
+
+
+def _at_edge(plan: ComparePlan, key: str, rate: float) -> bool:
+    grid = getattr(plan.tune, key)
+    return len(grid) > 1 and rate in (min(grid), max(grid))
 
 
 def _routing(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from residua.compare.execute import claim, execute
 from residua.compare.plan import ComparePlan
-from residua.compare.results import choose_rates, collect
+from residua.compare.results import collect, reported
 from residua.compare.table import to_csv, to_markdown
 from residua.train.durable import write_json
 
@@ -39,10 +39,11 @@ def compare(
     corpus, tokenizer = _corpus(plan)
     prepare(corpus, tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))  # once, for all processes
     claim(plan, out)
-    for title, find in (("tuning", plan.tuning), ("training", lambda: plan.runs(choose_rates(plan, out)))):
+    baselines = {run.folder for run in plan.runs({}) if run.variant == plan.baseline_of(run.variant)}
+    for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
         if runs := find():
             listen({"kind": "title", "text": title})
-            execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen)
+            execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
     results = collect(plan, out, force=force, command=command)
     write_json(out / "results.json", results)
     (out / "results.csv").write_text(to_csv(results))

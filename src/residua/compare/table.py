@@ -9,8 +9,6 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-_ROUTING = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
-
 
 def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
     """Title -> cell, for the columns that this comparison needs."""

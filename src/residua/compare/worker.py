@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from residua.train import Interrupted, TrainConfig, load_model, train
+from residua.compare.outcome import ROUTING, write_divergence
+from residua.train import Diverged, Interrupted, TrainConfig, load_model, train
 from residua.train.durable import read_json, write_json
 
-ROUTING = "routing.json"
 LOOKED_AT = 8
 """Validation sequences that the routing is averaged over."""
 
@@ -27,6 +27,9 @@ def main() -> None:
     except Interrupted as stop:
         print(stop, file=sys.stderr)
         sys.exit(130)
+    except Diverged as broken:
+        write_divergence(folder, broken)
+        print(broken, file=sys.stderr)
     except (ValueError, TypeError, OSError, ArithmeticError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)
