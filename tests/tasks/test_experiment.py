@@ -1,6 +1,12 @@
 """Training on a task: equal rows for every design, exact accuracy, and "no difference" where there is none."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +14,9 @@ from typer.testing import CliRunner
 
 from residua import tasks
 from residua.cli import app
-from residua.tasks.experiment import Recipe, run_task, train_on
+from residua.tasks import experiment
+from residua.tasks.experiment import TUNING_SEED, Recipe, run_task, train_on
+from residua.tasks.kept import Kept
 from residua.tasks.task import Batch, Task
 
 QUICK = Recipe(steps=6, batch=4, width=16, depth=2, heads=2, every=3, tested=16)
@@ -55,6 +63,69 @@ def test_rows_can_have_layouts_of_their_own():
     assert own["difference"]["seeds"] == 2
 
 
+def test_every_row_chooses_its_own_rate_on_a_seed_that_is_not_reported():
+    """The rate with the best accuracy there, and an edge is said."""
+    rates, designs = [1e-4, 1e-2, 3e-2], ["standard", "delta"]
+    seen = []
+    found = run_task("parity", designs, (0,), QUICK, seen.append, rates=rates)
+    tried = [event for event in seen if event["seed"] == TUNING_SEED]
+    assert [(event["design"], event["lr"]) for event in tried] == [(d, lr) for d in designs for lr in rates]
+    for row in found["rows"]:
+        own = {event["lr"]: event["accuracy"] for event in tried if event["design"] == row["design"]}
+        assert own[row["lr"]] == max(own.values())
+        (reported,) = [event for event in seen if event["seed"] == 0 and event["design"] == row["design"]]
+        assert reported["lr"] == row["lr"]
+        edge = row["lr"] in (rates[0], rates[-1])
+        assert any(f"{row['design']} in attn,mlp: its rate" in note for note in found["notes"]) == edge
+    assert not any("not tuned" in note for note in found["notes"])
+    assert any("not tuned" in note for note in run_task("parity", designs, (0,), QUICK)["notes"])
+
+
+def test_rate_that_diverges_is_not_taken():
+    found = run_task("parity", ["standard"], (0,), QUICK, rates=[1e-3, 1e30])
+    assert found["rows"][0]["lr"] == 1e-3
+    assert any("diverged while tuning at lr 1e+30 (step" in note for note in found["notes"])
+    with pytest.raises(ValueError, match="every rate of standard in attn,mlp diverged; give smaller"):
+        run_task("parity", ["standard"], (0,), QUICK, rates=[1e30])
+
+
+def test_reported_run_that_diverges_is_named():
+    with pytest.raises(ValueError, match=r"standard in attn,mlp, seed 0, diverged at lr 1e\+30: step \d+: the loss is"):
+        run_task("parity", ["standard"], (0,), replace(QUICK, lr=1e30))
+
+
+def test_stopped_experiment_goes_on_to_the_same_answer(tmp_path):
+    """Broken off after two runs, those are not made again; other steps are other runs."""
+    whole = run_task("parity", ["standard", "delta"], (0, 1), QUICK, rates=[1e-3, 1e-2])
+    path = tmp_path / "deep" / ".parity.json.runs"
+
+    class Enough(Exception):
+        pass
+
+    seen = []
+
+    def stop(event):
+        seen.append(event)
+        if len(seen) == 2:
+            raise Enough
+
+    with pytest.raises(Enough):
+        run_task("parity", ["standard", "delta"], (0, 1), QUICK, stop, rates=[1e-3, 1e-2], kept=Kept(path))
+    kept = Kept(path)
+    assert len(kept.runs) == 2
+    trained = []
+    real = experiment.train_on
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "train_on", lambda *given: trained.append(given[2:]) or real(*given))
+        assert run_task("parity", ["standard", "delta"], (0, 1), QUICK, rates=[1e-3, 1e-2], kept=kept) == whole
+    assert len(trained) == 2 * (2 + 2) - 2
+    before = len(kept.runs)
+    run_task("parity", ["standard"], (0,), replace(QUICK, steps=5), kept=kept)
+    assert len(kept.runs) == before + 1
+    kept.clear()
+    assert not path.exists()
+
+
 def test_equal_designs_show_no_difference():
     """The same network under two names: paired runs agree to the last bit."""
     rows = run_task("parity", ["standard", "denseformer:period=9"], (0, 1, 2), QUICK)["rows"]
@@ -78,6 +149,8 @@ def test_known_routing_is_scored():
         ({"designs": ["detla"]}, "did you mean 'delta'"),
         ({"designs": ["delta", "delta"]}, "named twice"),
         ({"also": [("standard", "attn,mlp")]}, "named twice"),
+        ({"rates": [1e-3], "seeds": (0, TUNING_SEED)}, "flatters it"),
+        ({"rates": [1e-3, -1.0]}, "lr must be a positive number"),
     ],
     ids=str,
 )
@@ -129,3 +202,38 @@ def test_command_writes_what_it_prints_and_says_what_a_row_is(tmp_path):
     wrong = runner.invoke(app, ["tasks", "parity", "--also", "swa"])
     assert wrong.exit_code != 0
     assert "a design and a layout" in str(wrong.exception or wrong.output)
+
+
+def test_rate_and_grid_together_are_refused():
+    wrong = CliRunner().invoke(app, ["tasks", "parity", "--lr", "1e-3", "--lr-grid", "1e-3,2e-3"])
+    assert wrong.exit_code != 0
+    assert "give one of them" in str(wrong.exception or wrong.output)
+
+
+@pytest.mark.slow
+def test_interrupted_command_keeps_its_runs_and_goes_on(tmp_path):
+    """Ctrl-C in a real process after the first run; the same command then makes only the others."""
+    command = [
+        sys.executable, "-c", "from residua.cli import main; main()", "tasks", "parity", "--steps", "40", "--width",
+        "16", "--depth", "1", "--heads", "2", "--seeds", "6", "--out", "parity.json",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a test run may ignore it
+    )  # fmt: skip
+    kept, deadline = tmp_path / ".parity.json.runs", time.monotonic() + 200
+    while not kept.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGINT)
+    _, error = first.communicate(timeout=120)
+    assert first.returncode == 130, error
+    assert "the same command goes on" in error
+    made = json.loads(kept.read_text())
+    assert 1 <= len(made) < 6
+    again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    written = json.loads((tmp_path / "parity.json").read_text())
+    for run in made.values():
+        assert run in written["rows"][0]["runs"]
+    assert not kept.exists()

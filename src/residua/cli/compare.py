@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from residua.cli._rates import grid
 from residua.cli._spoken import spoken
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def command(
     from residua.compare import ComparePlan, compare, read_plan
     from residua.compare.table import show
 
-    tune = {"lr": _rates("lr-grid", lr_grid), "residual_lr": _rates("residual-lr-grid", residual_lr_grid)}
+    tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
     flags = {
         "designs": design, "layouts": layout, "sizes": [_size(text) for text in size], "baseline": baseline,
         "tune": {key: rates for key, rates in tune.items() if rates},
@@ -80,13 +81,6 @@ def _size(text: str) -> dict[str, int]:
     if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
         raise ValueError(f"--size {text}: write DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128 or 6x128x4")
     return dict(zip(("depth", "width", "heads"), map(int, parts), strict=False))
-
-
-def _rates(flag: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        raise ValueError(f"--{flag} {text}: write numbers with commas, such as 1e-3,2e-3") from None
 
 
 def _setting(text: str) -> tuple[str, Any]:

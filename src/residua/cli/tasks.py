@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from residua.cli._rates import grid
 from residua.cli._spoken import spoken
 
 
@@ -19,7 +21,8 @@ def command(
     seeds: int = typer.Option(3, help="Seeds 0, 1, ..."),
     steps: int = typer.Option(500, help="Updates."),
     batch: int = typer.Option(32, help="Rows per update."),
-    lr: float = typer.Option(2e-3, help="Learning rate."),
+    lr: float = typer.Option(None, help="Learning rate of every row.  [default: 0.002]", show_default=False),
+    lr_grid: str = typer.Option("", help="Rates each row chooses from on a seed of its own: 1e-3,2e-3,4e-3."),
     width: int = typer.Option(64, help="Width of the model."),
     depth: int = typer.Option(4, help="Its Transformer blocks."),
     heads: int = typer.Option(4, help="Its attention heads."),
@@ -27,7 +30,7 @@ def command(
     also: list[str] = typer.Option(
         [], help='Another row, a design and its own layout: "standard swa:window=4,attn,mlp"; repeat it.'
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="Write the results here, as JSON."),
+    out: Path = typer.Option(None, "--out", "-o", help="Write the results here, as JSON; stopped, it goes on."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the synthetic tasks, or train designs on one and compare their exact accuracy."""
@@ -41,15 +44,26 @@ def command(
             typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
         return
     from residua.tasks.experiment import Recipe, run_task
+    from residua.tasks.kept import Kept
 
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{task.split(':')[0]}.json")
-    recipe = Recipe(steps=steps, batch=batch, lr=lr, width=width, depth=depth, heads=heads, layout=layout)
+    rates = grid("lr-grid", lr_grid)
+    if rates and lr is not None:
+        raise ValueError("--lr sets the rate and --lr-grid searches it; give one of them")
+    recipe = Recipe(steps=steps, batch=batch, width=width, depth=depth, heads=heads, layout=layout)
+    recipe = recipe if lr is None else replace(recipe, lr=lr)
     pairs = [_pair(one) for one in also]
-    with _progress((len(design) + len(pairs)) * seeds) as listen:
-        results = run_task(task, design, range(seeds), recipe, on_event=listen, also=pairs)
+    kept = Kept(None if out is None else out.with_name(f".{out.name}.runs"))
+    try:
+        with _progress((len(design) + len(pairs)) * (seeds + len(set(rates)))) as listen:
+            results = run_task(task, design, range(seeds), recipe, on_event=listen, also=pairs, rates=rates, kept=kept)
+    except KeyboardInterrupt:
+        cure = "the same command goes on from there" if out else "with --out they would have been kept"
+        typer.echo(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}", err=True)
+        raise typer.Exit(130) from None
     if out is not None:
         import torch
 
@@ -58,6 +72,7 @@ def command(
 
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
+        kept.clear()
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
 
 
@@ -83,7 +98,7 @@ def _progress(total: int) -> Any:
         console = Console(stderr=True, markup=False, highlight=False)
         if not console.is_terminal:
             yield lambda event: console.print(
-                f"{event['design']} in {event['layout']}, seed {event['seed']}: {event['accuracy']:.3f}"
+                f"{event['design']} in {event['layout']}, lr {event['lr']:g}, seed {event['seed']}: {_ended(event)}"
             )
             return
         with Progress(console=console) as progress:
@@ -91,6 +106,10 @@ def _progress(total: int) -> Any:
             yield lambda event: progress.advance(bar)
 
     return shown()
+
+
+def _ended(event: dict[str, Any]) -> str:
+    return f"diverged, {event['message']}" if event["kind"] == "diverged" else f"{event['accuracy']:.3f}"
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -102,19 +121,21 @@ def _show(results: dict[str, Any]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len({row["layout"] for row in results["rows"]}) > 1
-    for title in ("design", "accuracy", "steps to 95 %", "vs baseline", "routing"):
+    for title in ("design", "lr", "accuracy", "steps to 95 %", "vs baseline", "routing"):
         table.add_column(title, justify="left" if title == "design" else "right")
     for row in results["rows"]:
         mean, solved = spread(row["accuracy"], 3), row["steps_to_solve"]
         reached = f"{solved:.0f}" if solved else f"{row['solved']} of {len(results['seeds'])} seeds"
         name = f"{row['design']} in {row['layout']}" if several else row["design"]
-        table.add_row(name, mean, reached, difference(row, 3, "no difference"), _routing(row["runs"]))
+        table.add_row(name, f"{row['lr']:g}", mean, reached, difference(row, 3, "no difference"), _routing(row["runs"]))
     console = Console(markup=False, highlight=False)
     console.print(table)
     console.print(
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
         "vs baseline: paired over seeds, 95 % interval."
     )
+    for note in results["notes"]:
+        console.print(f"! {note}")
 
 
 def _routing(runs: list[dict[str, Any]]) -> str:

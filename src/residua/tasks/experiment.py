@@ -1,25 +1,36 @@
 """Designs on a synthetic task: accuracy after fixed steps and steps to 95 %, over seeds, against a baseline.
 
-One seed gives every design the same sublayer weights and the same rows in the same order. The differences are judged
-by the statistics of `residua.compare`: what lies inside the noise is called "no difference".
+One seed gives every design the same sublayer weights and the same rows in the same order. With a grid of rates every
+row chooses its own on a seed that is not reported. The differences are judged by the statistics of `residua.compare`:
+what lies inside the noise is called "no difference".
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
 
+from residua._version import __version__
 from residua.compare.stats import paired, spread
 from residua.model import ModelConfig, Transformer, token_loss
+from residua.tasks.kept import Kept
 from residua.tasks.registry import build
 from residua.tasks.score import accuracy
 from residua.tasks.task import Task
+from residua.train.diverge import Diverged, explain_loss
+from residua.train.sampler import Batch as Seen
 
 Listener = Callable[[Mapping[str, Any]], None]
+Row = tuple[str, str]
+"""A design and its layout."""
 SOLVED = 0.95
+TUNING_SEED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +64,23 @@ def run_task(
     recipe: Recipe | None = None,
     on_event: Listener | None = None,
     *,
-    also: Sequence[tuple[str, str]] = (),
+    also: Sequence[Row] = (),
+    rates: Sequence[float] = (),
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """Train every design with every seed; a row a design, the first being the baseline.
 
-    also: more rows, each a design in a layout of its own.
+    also:  more rows, each a design in a layout of its own.
+    rates: every row takes its own best of these, found on a seed that is not reported; empty: the recipe's for all.
+    kept:  where finished runs are, and go.
+
+    A reported run that diverges is an error that names it; a rate that does while it is tried is not taken.
     """
-    task, listen = build(spec), on_event or (lambda event: None)
+    task, listen, kept = build(spec), on_event or (lambda event: None), kept or Kept()
     recipe = recipe or Recipe()
+    tried = [replace(recipe, lr=rate) for rate in sorted(set(rates))]  # a wrong rate says so before any training
+    if tried and TUNING_SEED in seeds:
+        raise ValueError(f"seed {TUNING_SEED} chooses the rates; a rate chosen on a reported seed flatters it")
     if not designs:
         raise ValueError("name at least one design")
     pairs = [*((design, recipe.layout) for design in designs), *also]
@@ -68,12 +88,33 @@ def run_task(
         if pairs.count(pair) > 1:
             raise ValueError(f"{pair[0]} in {pair[1]} is named twice")
     configs = {pair: _config(task, *pair, recipe) for pair in pairs}
-    runs: dict[tuple[str, str], list[dict[str, Any]]] = {pair: [] for pair in pairs}
-    for pair in pairs:
-        for seed in seeds:
-            run = train_on(task, configs[pair], seed, recipe)
-            runs[pair].append(run)
-            listen({"kind": "finished", "design": pair[0], "layout": pair[1], "seed": seed, **run})
+
+    def run(pair: Row, seed: int, own: Recipe) -> dict[str, Any]:
+        asked = {
+            "task": spec, "design": pair[0], "layout": pair[1], "seed": seed, "recipe": asdict(own),
+            "residua": __version__, "torch": torch.__version__,
+        }  # fmt: skip
+        found = kept.get(asked)
+        if found is None:
+            found = json.loads(json.dumps(train_on(task, configs[pair], seed, own)))
+            kept.put(asked, found)
+        listen({"kind": "finished", "design": pair[0], "layout": pair[1], "lr": own.lr, **found})
+        return found
+
+    chosen, notes = dict.fromkeys(pairs, recipe), list[str]()
+    for pair in pairs if tried else ():
+        chosen[pair] = _best(pair, tried, run, listen, notes)
+    if not tried and len(pairs) > 1:
+        notes.append("One learning rate for all, not tuned: a design that likes another is misjudged. --lr-grid tunes.")
+    runs: dict[Row, list[dict[str, Any]]] = {pair: [] for pair in pairs}
+    for pair, seed in product(pairs, seeds):
+        try:
+            runs[pair].append(run(pair, seed, chosen[pair]))
+        except Diverged as broken:
+            raise ValueError(
+                f"{pair[0]} in {pair[1]}, seed {seed}, diverged at lr {chosen[pair].lr:g}: {broken}; choose a smaller "
+                "rate"
+            ) from broken
     baseline = [run["accuracy"] for run in runs[pairs[0]]]
     rows = []
     for pair in pairs:
@@ -85,6 +126,7 @@ def run_task(
                 "design": pair[0],
                 "layout": pair[1],
                 "parameters": runs[pair][0]["parameters"],
+                "lr": chosen[pair].lr,
                 "accuracy": asdict(spread(found)),
                 "solved": sum(steps is not None for steps in solved),
                 "steps_to_solve": None if None in solved else sum(solved) / len(solved),
@@ -94,8 +136,34 @@ def run_task(
         )
     return {
         "task": spec, "separates": task.separates, "chance": task.chance, "seeds": list(seeds),
-        "recipe": asdict(recipe), "rows": rows,
+        "recipe": asdict(recipe), "rates": [one.lr for one in tried], "rows": rows, "notes": notes,
     }  # fmt: skip
+
+
+def _best(
+    pair: Row,
+    tried: Sequence[Recipe],
+    run: Callable[[Row, int, Recipe], dict[str, Any]],
+    listen: Listener,
+    notes: list[str],
+) -> Recipe:
+    """The recipe with the highest accuracy on the tuning seed; of equals the first to solve, then the lowest rate."""
+    name, found = f"{pair[0]} in {pair[1]}", dict[float, tuple[float, float]]()
+    for one in tried:
+        try:
+            result = run(pair, TUNING_SEED, one)
+        except Diverged as broken:
+            listen({"kind": "diverged", "design": pair[0], "layout": pair[1], "lr": one.lr, "seed": TUNING_SEED,
+                    "message": str(broken)})  # fmt: skip
+            notes.append(f"{name}: diverged while tuning at lr {one.lr:g} ({broken}).")
+            continue
+        found[one.lr] = (-result["accuracy"], result["steps_to_solve"] or math.inf)
+    if not found:
+        raise ValueError(f"every rate of {name} diverged; give smaller ones")
+    best = min(tried, key=lambda one: (found.get(one.lr, (math.inf, math.inf)), one.lr))
+    if len(tried) > 1 and best in (tried[0], tried[-1]):
+        notes.append(f"{name}: its rate {best.lr:g} is at the edge of the grid; a better one may lie outside.")
+    return best
 
 
 def train_on(task: Task, config: ModelConfig, seed: int, recipe: Recipe) -> dict[str, Any]:
@@ -104,19 +172,22 @@ def train_on(task: Task, config: ModelConfig, seed: int, recipe: Recipe) -> dict
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
     drawn = torch.Generator().manual_seed(2 * seed + 1)
     held = task.batch(recipe.tested, torch.Generator().manual_seed(2 * seed + 2**32))
-    curve: list[tuple[int, float]] = []
+    curve: list[list[float]] = []
     for step in range(1, recipe.steps + 1):
         ids, targets, _ = task.batch(recipe.batch, drawn)
         warm = min(1.0, step / max(1, recipe.steps // 20))
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * warm
         optimizer.zero_grad()
-        token_loss(model(ids), targets).backward()
+        loss = token_loss(model(ids), targets)
+        if not loss.isfinite():
+            raise explain_loss(model, step, loss.item(), [Seen(ids, targets)])
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % recipe.every == 0 or step == recipe.steps:
             with torch.no_grad():
-                curve.append((step, accuracy(model(held.ids), held.targets)))
+                curve.append([step, accuracy(model(held.ids), held.targets)])
     solved = next((step for step, share in curve if share >= SOLVED), None)
     parameters = sum(each.numel() for each in model.parameters())
     result = {
