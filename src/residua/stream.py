@@ -24,9 +24,6 @@ from residua.options import check_options, options_of
 from residua.plan import Plan, Site
 from residua.spec import Value, render
 
-BTD = Float[Tensor, "b t d"]
-"""A value per batch row and token: `b` batch, `t` token, `d` width. The letters are the same everywhere."""
-
 Norm = Callable[..., tuple[Tensor, ...]]
 """`norm(*lanes) -> lanes`. The backbone owns it, so a checkpoint's keys never move; a design calls it once."""
 
