@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
-from measured import bars, bench, finetuned, results, routing, task_results
+from measured import bars, bench, finetuned, repeated, results, routing, task_results
 
 import residua
 from residua import testing
@@ -250,6 +250,7 @@ ANSWERS: dict[str, Callable[..., str]] = {
         bars,
         results,
         routing,
+        repeated,
         task_results,
         finetuned,
         map_table,

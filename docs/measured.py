@@ -61,6 +61,27 @@ def routing(name: str) -> str:
     return table(("design", "max weight", "entropy (0 to 1)", "effective sources", "collapsed sites"), rows)
 
 
+def repeated(name: str) -> str:
+    """A comparison beside an earlier run of the same plan, whose kernels rounded otherwise."""
+    from residua.compare.table import difference
+
+    folder = ROOT / "results" / name
+    earlier, later = (json.loads((folder / file).read_text()) for file in ("earlier.json", "results.json"))
+    losses = [{run["folder"]: run["loss"] for run in found["runs"]} for found in (earlier, later)]
+
+    def moved(label: str) -> str:
+        gaps = [
+            abs(losses[0][run["folder"]] - losses[1][run["folder"]]) for run in later["runs"] if run["label"] == label
+        ]
+        return "0, to the last bit" if not any(gaps) else "below 0.0001" if max(gaps) < 1e-4 else f"{max(gaps):.4f}"
+
+    rows = [
+        (f"<code>{old['label']}</code>", difference(old), difference(new), moved(old["label"]))
+        for old, new in zip(earlier["rows"], later["rows"], strict=True)
+    ]
+    return table(("design", "vs baseline, earlier", "vs baseline, now", "largest change of a seed"), rows)
+
+
 def task_results(name: str) -> str:
     """The tables of the tasks beside a comparison, each with its command."""
     from residua.compare.table import difference, spread

@@ -15,9 +15,19 @@ pytestmark = pytest.mark.slow  # commands in processes of their own
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = sorted((ROOT / "results").glob("*/results.json"))
+EARLIER = sorted((ROOT / "results").glob("*/earlier.json"))
 
 
-@pytest.mark.parametrize("file", RESULTS, ids=lambda file: file.parent.name)
+@pytest.mark.parametrize("file", EARLIER, ids=lambda file: file.parent.name)
+def test_earlier_run_saw_the_same_text(file):
+    """And chose the same rates: what moved is the arithmetic alone."""
+    earlier, later = (json.loads(path.read_text()) for path in (file, file.with_name("results.json")))
+    assert earlier["fingerprints"] == later["fingerprints"]
+    assert [row["rates"] for row in earlier["rows"]] == [row["rates"] for row in later["rows"]]
+    assert earlier["runs"] != later["runs"]
+
+
+@pytest.mark.parametrize("file", [*RESULTS, *EARLIER], ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_results_belong_to_their_plan(file):
     results = json.loads(file.read_text())
     plan = read_plan(ROOT / "recipes" / f"{file.parent.name}.toml")
