@@ -16,8 +16,9 @@ from residua import tasks
 from residua.cli import app
 from residua.tasks import experiment
 from residua.tasks.experiment import TUNING_SEED, Recipe, run_task, train_on
-from residua.tasks.kept import Kept
+from residua.tasks.kept import kept_in
 from residua.tasks.task import Batch, Task
+from residua.train.lock import RunLocked
 
 QUICK = Recipe(steps=6, batch=4, width=16, depth=2, heads=2, every=3, tested=16)
 
@@ -99,6 +100,10 @@ def test_stopped_experiment_goes_on_to_the_same_answer(tmp_path):
     whole = run_task("parity", ["standard", "delta"], (0, 1), QUICK, rates=[1e-3, 1e-2])
     path = tmp_path / "deep" / ".parity.json.runs"
 
+    def again(listen=None, seeds=(0, 1), recipe=QUICK, designs=("standard", "delta"), rates=(1e-3, 1e-2)):
+        with kept_in(path) as kept:
+            return run_task("parity", designs, seeds, recipe, listen, rates=rates, kept=kept)
+
     class Enough(Exception):
         pass
 
@@ -109,21 +114,35 @@ def test_stopped_experiment_goes_on_to_the_same_answer(tmp_path):
         if len(seen) == 2:
             raise Enough
 
+    def stop_at_once(event):
+        raise Enough
+
     with pytest.raises(Enough):
-        run_task("parity", ["standard", "delta"], (0, 1), QUICK, stop, rates=[1e-3, 1e-2], kept=Kept(path))
-    kept = Kept(path)
-    assert len(kept.runs) == 2
+        again(stop)
+    assert len(json.loads((path / "runs.json").read_text())) == 2
+    with pytest.raises(Enough):
+        again(stop_at_once, recipe=replace(QUICK, steps=5))
+    assert len(json.loads((path / "runs.json").read_text())) == 3
     trained = []
     real = experiment.train_on
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment, "train_on", lambda *given: trained.append(given[2:]) or real(*given))
-        assert run_task("parity", ["standard", "delta"], (0, 1), QUICK, rates=[1e-3, 1e-2], kept=kept) == whole
+        assert again() == whole
     assert len(trained) == 2 * (2 + 2) - 2
-    before = len(kept.runs)
-    run_task("parity", ["standard"], (0,), replace(QUICK, steps=5), kept=kept)
-    assert len(kept.runs) == before + 1
-    kept.clear()
     assert not path.exists()
+
+
+def test_two_commands_on_one_file_are_refused(tmp_path):
+    """By the name of the process at work."""
+    second = kept_in(tmp_path / "runs")
+    with kept_in(tmp_path / "runs"), pytest.raises(RunLocked, match=f"in use by process {os.getpid()}"):
+        second.__enter__()
+
+
+def test_wrong_request_writes_nothing(tmp_path):
+    wrong = CliRunner().invoke(app, ["tasks", "parity", "-d", "detla", "--out", str(tmp_path / "made" / "parity.json")])
+    assert wrong.exit_code != 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_equal_designs_show_no_difference():
@@ -222,7 +241,7 @@ def test_interrupted_command_keeps_its_runs_and_goes_on(tmp_path):
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a test run may ignore it
     )  # fmt: skip
-    kept, deadline = tmp_path / ".parity.json.runs", time.monotonic() + 200
+    kept, deadline = tmp_path / ".parity.json.runs" / "runs.json", time.monotonic() + 200
     while not kept.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     first.send_signal(signal.SIGINT)
@@ -236,4 +255,4 @@ def test_interrupted_command_keeps_its_runs_and_goes_on(tmp_path):
     written = json.loads((tmp_path / "parity.json").read_text())
     for run in made.values():
         assert run in written["rows"][0]["runs"]
-    assert not kept.exists()
+    assert not kept.parent.exists()

@@ -43,8 +43,8 @@ def command(
         for row in listed if not as_json else ():
             typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
         return
-    from residua.tasks.experiment import Recipe, run_task
-    from residua.tasks.kept import Kept
+    from residua.tasks.experiment import Recipe, requested, run_task
+    from residua.tasks.kept import kept_in
 
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
@@ -56,23 +56,24 @@ def command(
     recipe = Recipe(steps=steps, batch=batch, width=width, depth=depth, heads=heads, layout=layout)
     recipe = recipe if lr is None else replace(recipe, lr=lr)
     pairs = [_pair(one) for one in also]
-    kept = Kept(None if out is None else out.with_name(f".{out.name}.runs"))
-    try:
-        with _progress((len(design) + len(pairs)) * (seeds + len(set(rates)))) as listen:
-            results = run_task(task, design, range(seeds), recipe, on_event=listen, also=pairs, rates=rates, kept=kept)
-    except KeyboardInterrupt:
-        cure = "the same command goes on from there" if out else "with --out they would have been kept"
-        typer.echo(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}", err=True)
-        raise typer.Exit(130) from None
-    if out is not None:
-        import torch
+    requested(task, design, range(seeds), recipe, also=pairs, rates=rates)  # before anything is written
+    with kept_in(None if out is None else out.with_name(f".{out.name}.runs")) as kept:
+        try:
+            with _progress((len(design) + len(pairs)) * (seeds + len(set(rates)))) as listen:
+                results = run_task(
+                    task, design, range(seeds), recipe, on_event=listen, also=pairs, rates=rates, kept=kept
+                )
+        except KeyboardInterrupt:
+            cure = "the same command goes on from there" if out else "with --out they would have been kept"
+            typer.echo(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}", err=True)
+            raise typer.Exit(130) from None
+        if out is not None:
+            import torch
 
-        from residua.train.durable import write_json
-        from residua.train.folder import machine
+            from residua.train.durable import write_json
+            from residua.train.folder import machine
 
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
-        kept.clear()
+            write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
 
 

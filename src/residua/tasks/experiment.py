@@ -18,7 +18,7 @@ import torch
 
 from residua._version import __version__
 from residua.compare.stats import paired, spread
-from residua.model import ModelConfig, Transformer, token_loss
+from residua.model import ModelConfig, Transformer, measure, token_loss
 from residua.tasks.kept import Kept
 from residua.tasks.registry import build
 from residua.tasks.score import accuracy
@@ -57,6 +57,32 @@ class Recipe:
             raise ValueError(f"lr must be a positive number, not {self.lr}")
 
 
+def requested(
+    spec: str,
+    designs: Sequence[str],
+    seeds: Sequence[int],
+    recipe: Recipe,
+    *,
+    also: Sequence[Row] = (),
+    rates: Sequence[float] = (),
+) -> tuple[Task, dict[Row, ModelConfig], list[Recipe]]:
+    """The task, the model of every row and the recipes to try; whatever is wrong with a request is said here."""
+    task = build(spec)
+    tried = [replace(recipe, lr=rate) for rate in sorted(set(rates))]
+    if tried and TUNING_SEED in seeds:
+        raise ValueError(f"seed {TUNING_SEED} chooses the rates; a rate chosen on a reported seed flatters it")
+    if not designs:
+        raise ValueError("name at least one design")
+    pairs = [*((design, recipe.layout) for design in designs), *also]
+    for pair in pairs:
+        if pairs.count(pair) > 1:
+            raise ValueError(f"{pair[0]} in {pair[1]} is named twice")
+    configs = {pair: _config(task, *pair, recipe) for pair in pairs}
+    for config in configs.values():
+        measure(config, tokens=task.length)  # builds it without memory: a wrong design or size says so here
+    return task, configs, tried
+
+
 def run_task(
     spec: str,
     designs: Sequence[str],
@@ -76,18 +102,9 @@ def run_task(
 
     A reported run that diverges is an error that names it; a rate that does while it is tried is not taken.
     """
-    task, listen, kept = build(spec), on_event or (lambda event: None), kept or Kept()
-    recipe = recipe or Recipe()
-    tried = [replace(recipe, lr=rate) for rate in sorted(set(rates))]  # a wrong rate says so before any training
-    if tried and TUNING_SEED in seeds:
-        raise ValueError(f"seed {TUNING_SEED} chooses the rates; a rate chosen on a reported seed flatters it")
-    if not designs:
-        raise ValueError("name at least one design")
-    pairs = [*((design, recipe.layout) for design in designs), *also]
-    for pair in pairs:
-        if pairs.count(pair) > 1:
-            raise ValueError(f"{pair[0]} in {pair[1]} is named twice")
-    configs = {pair: _config(task, *pair, recipe) for pair in pairs}
+    listen, kept, recipe = on_event or (lambda event: None), kept or Kept(), recipe or Recipe()
+    task, configs, tried = requested(spec, designs, seeds, recipe, also=also, rates=rates)
+    pairs = list(configs)
 
     def run(pair: Row, seed: int, own: Recipe) -> dict[str, Any]:
         asked = {
