@@ -92,13 +92,15 @@ def task_results(name: str) -> str:
                 f"<code>{row['design']}</code>",
                 f"<code>{row['layout']}</code>",
                 f"{row['parameters']:,}",
+                f"{row['lr']:g}",
                 spread(row["accuracy"], 3),
                 difference(row, 3, "no difference"),
             )
             for row in found["rows"]
         ]
-        titles = ("design", "layout", "parameters", f"accuracy (chance {found['chance']:.3f})", "vs baseline")
-        return f"{fence(found['command'], 'sh')}\n\n{table(titles, rows)}"
+        titles = ("design", "layout", "parameters", "lr", f"accuracy (chance {found['chance']:.3f})", "vs baseline")
+        notes = "\n".join(f"- {note}" for note in found["notes"])
+        return f"{fence(found['command'], 'sh')}\n\n{table(titles, rows)}\n\n{notes}"
 
     files = sorted((ROOT / "results" / name / "tasks").glob("*.json"))
     return "\n\n".join(shown(json.loads(file.read_text())) for file in files) or "Not run yet."

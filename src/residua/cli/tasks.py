@@ -130,6 +130,8 @@ def _show(results: dict[str, Any]) -> None:
         name = f"{row['design']} in {row['layout']}" if several else row["design"]
         table.add_row(name, f"{row['lr']:g}", mean, reached, difference(row, 3, "no difference"), _routing(row["runs"]))
     console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
     console.print(table)
     console.print(
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
