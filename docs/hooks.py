@@ -158,7 +158,7 @@ def example(name: str) -> str:
 def map_table() -> str:
     """The table of `residua designs --map`."""
     from residua.cli.designs import MAP, _cell
-    from residua.map import entries
+    from residua.lab.map import entries
 
     rows = [
         tuple(f"<code>{one.design}</code>" if key == "design" else html.escape(_cell(getattr(one, key))) for key in MAP)
@@ -169,15 +169,15 @@ def map_table() -> str:
 
 def map_exceptions() -> str:
     """The designs that are no such read, or only just, and why."""
-    from residua.map import entries
+    from residua.lab.map import entries
 
     return "\n".join(f"- `{one.design}`: {one.why}." for one in entries() if one.why)
 
 
 def map_picture() -> str:
     """The grid of the two axes."""
-    from residua.map import variants
-    from residua.plots.grid import grid
+    from residua.lab.map import variants
+    from residua.lab.plots.grid import grid
 
     found = variants()
     return picture(lambda: grid(found), "A grid of how weights are made against the axis and the window they run over")
@@ -187,8 +187,8 @@ def cost_table(size: str) -> str:
     """What every design costs at a named size, beside the standard network."""
     import torch
 
-    from residua.cost import predict
-    from residua.cost.targets import sized
+    from residua.lab.cost import predict
+    from residua.lab.cost.targets import sized
 
     def cost(name: str, path: str) -> Any:
         return predict(sized(size).of(name).config, 2048, dtype=torch.bfloat16, path=path)
@@ -216,9 +216,9 @@ def cost_table(size: str) -> str:
 
 def asymmetry_picture(size: str) -> str:
     """What one window of attention adds, over tokens and over layers."""
-    from residua.cost.asymmetry import asymmetry
-    from residua.cost.targets import sized
-    from residua.plots.asymmetry import asymmetry as drawn
+    from residua.lab.cost.asymmetry import asymmetry
+    from residua.lab.cost.targets import sized
+    from residua.lab.plots.asymmetry import asymmetry as drawn
 
     data = asymmetry(sized(size))
     return picture(lambda: drawn(data), "Six quantities against the window: placed over tokens and placed over layers")
@@ -228,7 +228,7 @@ def picture(draw: Callable[[], Any], text: str) -> str:
     """A plot inside the page, as it is when the page is built."""
     import tempfile
 
-    from residua.plots.save import save
+    from residua.lab.plots.save import save
 
     with tempfile.TemporaryDirectory() as folder:
         _, drawn = save({"plot": draw}, folder)

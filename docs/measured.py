@@ -13,8 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def bench(kind: str) -> str:
     """The table of a committed file of `residua bench`, with its command; what to run where there is none yet."""
-    from residua.bench import record
-    from residua.bench.table import markdown, sheets
+    from residua.lab.bench import record
+    from residua.lab.bench.table import markdown, sheets
 
     file = ROOT / "results" / "bench" / f"{kind}.json"
     if not file.exists():
@@ -27,8 +27,8 @@ def bench(kind: str) -> str:
 
 def bars() -> str:
     """The bars of the fast path beside the committed files."""
-    from residua.bench.table import markdown
-    from residua.bench.targets import gathered, judged
+    from residua.lab.bench.table import markdown
+    from residua.lab.bench.targets import gathered, judged
 
     return markdown(judged(gathered(ROOT / "results" / "bench")))
 
@@ -63,7 +63,7 @@ def routing(name: str) -> str:
 
 def repeated(name: str) -> str:
     """A comparison beside an earlier run of the same plan, whose kernels rounded otherwise."""
-    from residua.compare.table import difference
+    from residua.lab.compare.table import difference
 
     folder = ROOT / "results" / name
     earlier, later = (json.loads((folder / file).read_text()) for file in ("earlier.json", "results.json"))
@@ -84,7 +84,7 @@ def repeated(name: str) -> str:
 
 def task_results(name: str) -> str:
     """The tables of the tasks beside a comparison, each with its command."""
-    from residua.compare.table import difference, spread
+    from residua.lab.compare.table import difference, spread
 
     def shown(found: dict[str, Any]) -> str:
         rows = [

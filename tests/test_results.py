@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from residua.compare import read_plan
+from residua.lab.compare import read_plan
 
 pytestmark = pytest.mark.slow  # commands in processes of their own
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from residua.advise import Situation, advise
-from residua.advise.duality import claims
-from residua.advise.evidence import Evidence, measured, published, results_folder, solved
-from residua.advise.rank import CANDIDATES
-from residua.advise.situation import GOALS, PARALLEL
 from residua.cli import app
-from residua.cost.targets import sized
+from residua.lab.advise import Situation, advise
+from residua.lab.advise.duality import claims
+from residua.lab.advise.evidence import Evidence, measured, published, results_folder, solved
+from residua.lab.advise.rank import CANDIDATES
+from residua.lab.advise.situation import GOALS, PARALLEL
+from residua.lab.cost.targets import sized
 
 SMALL = sized("demo", depth=6, width=32, heads=4, vocab=64)
 SITUATION = Situation(target=SMALL, tokens=64)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from residua.bench.cases import GRIDS, OPS, OURS, cases, parse_shape
-from residua.bench.ops import AGREEMENT, growth, measure
-from residua.bench.stack import ours, public
+from residua.lab.bench.cases import GRIDS, OPS, OURS, cases, parse_shape
+from residua.lab.bench.ops import AGREEMENT, growth, measure
+from residua.lab.bench.stack import ours, public
 from residua.testing import error
 
 COUNTS = {"window_attend": 16}

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from residua.bench import gate, record
+from residua.lab.bench import gate, record
 
 pytestmark = pytest.mark.slow  # processes of their own, whose allocator is set at their start
 

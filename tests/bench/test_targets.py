@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from residua.bench.targets import gathered, judged, targets
+from residua.lab.bench.targets import gathered, judged, targets
 
 ROOT = Path(__file__).resolve().parents[2]
 

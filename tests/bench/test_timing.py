@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from residua.bench import Ratio, Timing, interleave
-from residua.bench.timing import CONTROL, exponent
+from residua.lab.bench import Ratio, Timing, interleave
+from residua.lab.bench.timing import CONTROL, exponent
 
 
 def busy(seconds):

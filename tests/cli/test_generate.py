@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.data import prepare
-from residua.train import TrainConfig, train
+from residua.lab.data import prepare
+from residua.lab.train import TrainConfig, train
 
 runner = CliRunner()
 

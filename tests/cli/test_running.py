@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from residua.cli._running import running
-from residua.train import Diverged, Interrupted
+from residua.lab.train import Diverged, Interrupted
 
 
 @pytest.mark.parametrize(

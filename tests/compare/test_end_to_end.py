@@ -52,6 +52,13 @@ def start(workplace, out, *flags, plan="plan.toml"):
     )  # fmt: skip
 
 
+def finished(workplace, out, *flags, plan="plan.toml", timeout=500):
+    """Exit code, output and errors of the command, once it has ended."""
+    process = start(workplace, out, *flags, plan=plan)
+    said, error = process.communicate(timeout=timeout)
+    return process.returncode, said, error
+
+
 def timeless(results):
     """The results without what depends on the clock."""
     results = json.loads(json.dumps(results))
@@ -67,9 +74,8 @@ def timeless(results):
 @pytest.mark.slow
 def test_interrupted_comparison_goes_on_to_the_same_answer(workplace):
     """Ctrl-C in the middle, then again: the answer of a comparison that was never disturbed; a third time, at once."""
-    whole = start(workplace, "whole", "--json")
-    out, error = whole.communicate(timeout=500)
-    assert whole.returncode == 0, error
+    code, out, error = finished(workplace, "whole", "--json")
+    assert code == 0, error
     expected = json.loads(out)
 
     broken = start(workplace, "broken", "--json")
@@ -81,15 +87,13 @@ def test_interrupted_comparison_goes_on_to_the_same_answer(workplace):
     assert broken.returncode == 130, error
     assert "interrupted" in error
 
-    again = start(workplace, "broken", "--json")
-    out, error = again.communicate(timeout=500)
-    assert again.returncode == 0, error
+    code, out, error = finished(workplace, "broken", "--json")
+    assert code == 0, error
     assert timeless(json.loads(out)) == timeless(expected)
 
     begun = time.monotonic()
-    third = start(workplace, "broken")
-    out, error = third.communicate(timeout=120)
-    assert third.returncode == 0, error
+    code, out, error = finished(workplace, "broken", timeout=120)
+    assert code == 0, error
     assert time.monotonic() - begun < 60
     assert "vs baseline" in out
     files = {path.name for path in (workplace / "whole").iterdir()}
@@ -105,15 +109,13 @@ def test_failing_run_is_named_and_the_rest_is_kept(workplace):
     """The directory of a run is somebody else's: the command says which run failed and why, and exits 2."""
     (workplace / "bad.toml").write_text(PLAN.split("[tune]")[0].replace("[0, 1, 2]", "[0]"))
     strange = workplace / "bad/runs/delta-blocks-2/seed0"
-    first = start(workplace, "bad", plan="bad.toml")
-    _, error = first.communicate(timeout=500)
-    assert first.returncode == 0, error
+    code, _, error = finished(workplace, "bad", plan="bad.toml")
+    assert code == 0, error
     shutil.rmtree(strange)
     strange.mkdir()
     (strange / "letter.txt").write_text("mine")
-    again = start(workplace, "bad", plan="bad.toml")
-    _, error = again.communicate(timeout=500)
-    assert again.returncode == 2
+    code, _, error = finished(workplace, "bad", plan="bad.toml")
+    assert code == 2
     assert "runs/delta-blocks-2/seed0 failed" in error
     assert "letter.txt" in error
     assert "Traceback" not in error
@@ -124,9 +126,8 @@ def test_failing_run_is_named_and_the_rest_is_kept(workplace):
 def test_rate_that_diverges_is_not_chosen_and_is_said(workplace):
     """One rate of the grid blows up in real runs: the table is made with the other, and the answer names the break."""
     (workplace / "hot.toml").write_text(PLAN.replace("[1e-3, 4e-3]", "[4e-3, 1e30]").replace("[0, 1, 2]", "[0]"))
-    hot = start(workplace, "hot", "--json", plan="hot.toml")
-    out, error = hot.communicate(timeout=500)
-    assert hot.returncode == 0, error
+    code, out, error = finished(workplace, "hot", "--json", plan="hot.toml")
+    assert code == 0, error
     results = json.loads(out)
     assert "lr1e+30-seed7: diverged, step" in error
     assert [row["rates"]["lr"] for row in results["rows"]] == [4e-3, 4e-3]
@@ -142,9 +143,8 @@ def test_baseline_that_diverges_stops_the_comparison_at_once(workplace):
     plan = PLAN.split("[tune]")[0].replace("steps = 12", "steps = 12\nlr = 1e30")
     (workplace / "cold.toml").write_text(plan)
     for _ in range(2):
-        done = start(workplace, "cold", plan="cold.toml")
-        _, error = done.communicate(timeout=500)
-        assert done.returncode == 2
+        code, _, error = finished(workplace, "cold", plan="cold.toml")
+        assert code == 2
         assert "of the baseline diverged" in error
         assert "smaller learning rate" in error
         assert "Traceback" not in error

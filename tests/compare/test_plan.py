@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from residua.compare import ComparePlan, Size, Tune, compare, read_plan
-from residua.compare.execute import claim
+from residua.lab.compare import ComparePlan, Size, Tune, compare, read_plan
+from residua.lab.compare.execute import claim
 from residua.model import measure
 
 SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from residua.compare import ComparePlan
-from residua.compare.results import choose_rates, collect, loss_at, reported
-from residua.compare.table import columns, difference, to_csv, to_markdown
+from residua.lab.compare import ComparePlan
+from residua.lab.compare.results import choose_rates, collect, loss_at, reported
+from residua.lab.compare.table import columns, difference, to_csv, to_markdown
 
 SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}
 

@@ -8,10 +8,10 @@ import torch
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.cost import predict
-from residua.cost.asymmetry import PLACEMENTS, asymmetry
-from residua.cost.sweep import sweep, values_of
-from residua.cost.targets import FOREIGN, from_hugging_face, sized
+from residua.lab.cost import predict
+from residua.lab.cost.asymmetry import PLACEMENTS, asymmetry
+from residua.lab.cost.sweep import sweep, values_of
+from residua.lab.cost.targets import FOREIGN, from_hugging_face, sized
 
 TINY = ["--size", "demo", "--depth", "2", "--width", "16", "--heads", "2", "--vocab", "32", "--tokens", "16"]
 SMALL = sized("demo", depth=4, width=16, heads=2, vocab=32)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from residua.cost.counter import OperatorCounter, SavedTensors
+from residua.lab.cost.counter import OperatorCounter, SavedTensors
 
 x, y = torch.randn(3, 5), torch.randn(5, 7)
 

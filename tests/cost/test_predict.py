@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import residua
-from residua.cost import measure, predict
-from residua.cost.targets import PRESETS, sized
-from residua.cost.walk import Walk
+from residua.lab.cost import measure, predict
+from residua.lab.cost.targets import PRESETS, sized
+from residua.lab.cost.walk import Walk
 from residua.model import ModelConfig
 from residua.testing import specs
 
@@ -159,7 +159,7 @@ def test_counter_and_predictor_share_no_code():
     def imported(file: str) -> set[str]:
         tree = ast.parse((PACKAGE / file).read_text())
         found = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
-        return {module.rsplit(".", 1)[-1] for module in found if module.startswith("residua.cost")}
+        return {module.rsplit(".", 1)[-1] for module in found if module.startswith("residua.lab.cost")}
 
     measured, predicted = {"counter", "measure"}, {"rules", "shapes", "walk", "fused", "predict"}
     for one in measured:

@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from residua.data.near import SHINGLE, _windows, groups, signatures
-from residua.data.source import Tally, source
+from residua.lab.data.near import SHINGLE, _windows, groups, signatures
+from residua.lab.data.source import Tally, source
 from tests.data.text import document
 
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from residua.data import DataError, Tokens, load_tokenizer, prepare
+from residua.lab.data import DataError, Tokens, load_tokenizer, prepare
 from tests.data.test_tokenizer import byte_level, word_level, word_piece
 from tests.data.text import document, fill
 
@@ -178,7 +178,7 @@ def test_prepare_damaged_cache_is_named_and_made_again(make, tmp_path, kind, dam
 PREPARE = """
 import sys, hashlib, time
 from pathlib import Path
-from residua.data import prepare
+from residua.lab.data import prepare
 print("ready", flush=True)
 sys.stdin.readline()
 tokens = prepare(sys.argv[1], "bpe:400", cache=Path(sys.argv[2]), progress=lambda line: None)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from residua.data import hub, stdlib
-from residua.data.source import DataError, Tally, source
+from residua.lab.data import hub, stdlib
+from residua.lab.data.source import DataError, Tally, source
 from tests.data.text import document
 
 DOCUMENTED = '''"""%s"""

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from residua.data import store
-from residua.data.store import Corrupted, fetch, load, save
+from residua.lab.data import store
+from residua.lab.data.store import Corrupted, fetch, load, save
 
 RECORD = {"content": "abc", "count": 3}
 ARRAYS = {"train": np.arange(40, dtype=np.uint16), "ends": np.array([7, 2**40], dtype=np.uint64)}

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from residua.data.source import DataError
-from residua.data.tokenizer import Bytes, choose, load_tokenizer, read_folder, train_bpe
+from residua.lab.data.source import DataError
+from residua.lab.data.tokenizer import Bytes, choose, load_tokenizer, read_folder, train_bpe
 from tests.data.text import document
 
 TEXTS = [document(seed) for seed in range(40)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from residua.diagnose import ablate_sources
+from residua.lab.diagnose import ablate_sources
 from residua.model import token_loss
 from residua.testing import Case, ids
 from tests.diagnose.hosted import Hosted

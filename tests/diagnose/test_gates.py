@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import residua
-from residua.diagnose import gate_reader, record_routing
+from residua.lab.diagnose import gate_reader, record_routing
 from residua.streams import Standard
 from residua.testing import Case, ids, walk
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from residua.diagnose import metrics
+from residua.lab.diagnose import metrics
 
 LN2, LN3 = math.log(2), math.log(3)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import residua
-from residua.diagnose import ablate_sources, record_routing
-from residua.diagnose.record import in_deep_third
+from residua.lab.diagnose import ablate_sources, record_routing
+from residua.lab.diagnose.record import in_deep_third
 from residua.model import Cache, token_loss
 from residua.testing import Case, ids, walk
 from tests.diagnose.hosted import Hosted

@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from residua import duality, ops
 from residua.cli import app
-from residua.duality import checks, reads
-from residua.duality.report import as_markdown, summary
-from residua.duality.review import OBJECTIONS
+from residua.lab import duality, ops
+from residua.lab.duality import checks, reads
+from residua.lab.duality.report import as_markdown, summary
+from residua.lab.duality.review import OBJECTIONS
 from residua.model import ModelConfig, Transformer
 
 ROOT = Path(__file__).resolve().parents[2]

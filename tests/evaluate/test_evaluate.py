@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from residua.data import prepare
-from residua.data.tokenizer import Bytes
-from residua.evaluate import Opened, corpus_loss, open_model
-from residua.train import TrainConfig, train
+from residua.lab.data import prepare
+from residua.lab.data.tokenizer import Bytes
+from residua.lab.evaluate import Opened, corpus_loss, open_model
+from residua.lab.train import TrainConfig, train
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ COUNTING = Opened(Counting(), Bytes(), "counting", 258, 16)
 
 
 def test_harness_scores_a_continuation_by_its_own_probability():
-    from residua.evaluate.harness import _score
+    from residua.lab.evaluate.harness import _score
 
     sure = torch.zeros(258).scatter(0, torch.tensor([5]), 3.0).log_softmax(-1)
     expected, wrong = float(sure[5]), float(sure[6])
@@ -91,7 +91,7 @@ def test_harness_scores_a_continuation_by_its_own_probability():
 
 @pytest.mark.parametrize("length", [3, 15, 16, 17, 40])
 def test_harness_rolling_counts_every_token_once(length):
-    from residua.evaluate.harness import _rolling
+    from residua.lab.evaluate.harness import _rolling
 
     text = "".join(chr(48 + i) for i in range(length))
     sure = torch.zeros(258).scatter(0, torch.tensor([5]), 3.0).log_softmax(-1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from residua.compare import ComparePlan, Size
+from residua.lab.compare import ComparePlan, Size
 from residua.plan import Plan
 
 SMALL = Size(width=16, depth=2, heads=2)

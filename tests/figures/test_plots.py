@@ -14,8 +14,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
-from residua import figures, plots
-from residua.plots import heat, lines
+from residua.lab import figures, plots
+from residua.lab.plots import heat, lines
 from tests.figures.synthetic import write_comparison
 
 pytestmark = pytest.mark.slow  # every figure is drawn
@@ -189,5 +189,5 @@ def test_draw_leaves_out_what_there_is_no_data_for(data, tmp_path):
 
 
 def test_matplotlib_is_imported_by_drawing_alone():
-    code = "import sys, residua.figures, residua.plots; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, residua.lab.figures, residua.lab.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

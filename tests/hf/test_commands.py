@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.data import prepare
-from residua.diagnose.inspect import mean_weights
-from residua.train import TrainConfig, train
+from residua.lab.data import prepare
+from residua.lab.diagnose.inspect import mean_weights
+from residua.lab.train import TrainConfig, train
 from tests.hf import test_official
 from tests.hf.models import base
 

@@ -212,7 +212,7 @@ def test_converted_model_is_not_converted_twice():
 
 
 def test_routing_of_a_converted_model_can_be_recorded():
-    from residua.diagnose import record_routing
+    from residua.lab.diagnose import record_routing
 
     model = converted("llama", "delta:blocks=2", moved=True)
     with torch.no_grad(), record_routing(model) as record:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from residua.hf.finetune import MODEL, FinetuneConfig, finetune, group_of, is_added
-from residua.train import Diverged, read_metrics
+from residua.lab.finetune import MODEL, FinetuneConfig, finetune, group_of, is_added
+from residua.lab.train import Diverged, read_metrics
 from tests.train.harness import VOCAB, Stop, final_files, stop_after, toy_tokens, untimed
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from residua.compare import ComparePlan, Size
-from residua.compare.results import collect
-from residua.data import load_tokenizer
-from residua.diagnose import record_routing
+from residua.lab.compare import ComparePlan, Size
+from residua.lab.compare.results import collect
+from residua.lab.data import load_tokenizer
+from residua.lab.diagnose import record_routing
+from residua.lab.report.look import look
+from residua.lab.train import TrainConfig, load_model, train
 from residua.model import ModelConfig, Transformer
-from residua.report.look import look
-from residua.train import TrainConfig, load_model, train
 
 DESIGNS = ("standard", "mudd", "ddl", "attnres:heads=2", "delta:blocks=2")
 LAYOUT = "swa:window=4,attn,mlp"
@@ -26,7 +26,7 @@ TEXT = "Return a list of the words in the string. Return a list of the lines in 
 
 @dataclass(frozen=True)
 class ByteTokens:
-    """What `residua.data.prepare` gives, in the fields that a run uses."""
+    """What `residua.lab.data.prepare` gives, in the fields that a run uses."""
 
     train: np.ndarray
     valid: np.ndarray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from residua.report import gather, render
+from residua.lab.report import gather, render
 from tests.browser import chromium as chromium
 from tests.report.comparison import make_comparison
 

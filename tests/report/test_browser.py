@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from residua.report.page import VIEWS, grid, unpacked
+from residua.lab.report.page import VIEWS, grid, unpacked
 from tests.report.browser import ATTNRES, DELTA, MUDD, SHOTS, Opened, check_cells, is_drawn, overflow, shown
 from tests.report.comparison import DESIGNS
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from residua.report.page import MEASURED, grid
+from residua.lab.report.page import MEASURED, grid
 from tests.report.browser import ATTNRES, DDL, MUDD, Opened, check_cells, shown
 from tests.report.comparison import DESIGNS
 

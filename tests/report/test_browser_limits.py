@@ -2,7 +2,7 @@
 
 import pytest
 
-from residua.report import gather, inspection, render
+from residua.lab.report import gather, inspection, render
 from tests.report.browser import SHOTS, Opened, is_drawn, overflow
 from tests.report.comparison import inspected, large_inspection, make_comparison
 from tests.report.test_page import HOSTILE

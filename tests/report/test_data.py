@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from residua import figures
-from residua.compare.table import columns
-from residua.report import explorer as explorers
-from residua.report import gather, inspection, render
-from residua.report.data import PROMPT
-from residua.report.look import by_offset, look
-from residua.report.page import grid, unpacked
-from residua.report.runs import train_command
-from residua.train import TrainConfig, load_model
+from residua.lab import figures
+from residua.lab.compare.table import columns
+from residua.lab.report import explorer as explorers
+from residua.lab.report import gather, inspection, render
+from residua.lab.report.data import PROMPT
+from residua.lab.report.look import by_offset, look
+from residua.lab.report.page import grid, unpacked
+from residua.lab.report.runs import train_command
+from residua.lab.train import TrainConfig, load_model
 from tests.figures.synthetic import write_comparison
 from tests.report.comparison import DESIGNS, inspected, large_inspection, train_run
 
@@ -267,9 +267,9 @@ def test_weights_that_are_not_finite_are_left_out():
 
 def test_inspection_takes_what_inspect_gives(compared, tmp_path):
     """The data part of `residua inspect`, drawn by the page: the same weights, and the prompt's loss."""
-    from residua.data import load_tokenizer
-    from residua.diagnose.inspect import inspect_ids
-    from residua.report import write_inspection
+    from residua.lab.data import load_tokenizer
+    from residua.lab.diagnose.inspect import inspect_ids
+    from residua.lab.report import write_inspection
 
     model, tokenizer = load_model(compared / "runs/attnres-heads-2/seed0"), load_tokenizer('{"name": "bytes"}')
     ids = tokenizer.encode("Return it.")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from residua import figures
-from residua.train import TrainConfig
+from residua.lab import figures
+from residua.lab.train import TrainConfig
 from tests.figures.synthetic import STANDARD, routing_record, write, write_comparison, write_run
 
 

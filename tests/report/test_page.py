@@ -11,8 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from residua.report import gather, inspection, render, svg, write, write_inspection
-from residua.report.page import HERE, SCRIPTS, VIEWS, as_json
+from residua.lab.report import gather, inspection, render, svg, write, write_inspection
+from residua.lab.report.page import HERE, SCRIPTS, VIEWS, as_json
 from tests.report.comparison import inspected, large_inspection
 
 pytestmark = pytest.mark.slow  # models are trained
@@ -136,7 +136,7 @@ def test_json_cannot_close_its_element():
 
 def test_equal_runs_give_equal_bytes(compared, html, tmp_path):
     """In another process, with other hashes, into another place."""
-    code = "import sys; from residua.report import write; write(sys.argv[1], out=sys.argv[2])"
+    code = "import sys; from residua.lab.report import write; write(sys.argv[1], out=sys.argv[2])"
     subprocess.run(
         [sys.executable, "-c", code, str(compared), str(tmp_path / "again.html")],
         check=True, env=os.environ | {"PYTHONHASHSEED": "7", "OMP_NUM_THREADS": "2"},

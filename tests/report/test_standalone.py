@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from residua import figures
-from residua.report.standalone import pictures
+from residua.lab import figures
+from residua.lab.report.standalone import pictures
 from tests.figures.synthetic import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from residua.data import load_tokenizer
-from residua.report.text import MOST, visible, visible_piece, visible_token, visible_tree
+from residua.lab.data import load_tokenizer
+from residua.lab.report.text import MOST, visible, visible_piece, visible_token, visible_tree
 
 HIDDEN = [
     "\u202e", "\u2066", "\u200b", "\u200d", "\ufeff", "\u00ad", "\u2028", "\x00", "\x1b", "\x7f", "\u00a0", "\u3164",

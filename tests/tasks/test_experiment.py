@@ -12,13 +12,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from residua import tasks
 from residua.cli import app
-from residua.tasks import experiment
-from residua.tasks.experiment import TUNING_SEED, Recipe, run_task, train_on
-from residua.tasks.kept import kept_in
-from residua.tasks.task import Batch, Task
-from residua.train.lock import RunLocked
+from residua.lab import tasks
+from residua.lab.tasks import experiment
+from residua.lab.tasks.experiment import TUNING_SEED, Recipe, run_task, train_on
+from residua.lab.tasks.kept import kept_in
+from residua.lab.tasks.task import Batch, Task
+from residua.lab.train.lock import RunLocked
 
 QUICK = Recipe(steps=6, batch=4, width=16, depth=2, heads=2, every=3, tested=16)
 
@@ -34,7 +34,7 @@ class Copy(Task):
 
 
 def config_of(task, design, recipe):
-    from residua.tasks.experiment import _config
+    from residua.lab.tasks.experiment import _config
 
     return _config(task, design, recipe.layout, recipe)
 

@@ -7,10 +7,10 @@ from itertools import combinations
 import pytest
 import torch
 
-from residua import tasks
-from residua.diagnose import record_routing
+from residua.lab import tasks
+from residua.lab.diagnose import record_routing
+from residua.lab.tasks.routing import rising_assignment
 from residua.model import ModelConfig, Transformer
-from residua.tasks.routing import rising_assignment
 
 
 def seeded(seed=0):

@@ -7,10 +7,10 @@ import collections
 import pytest
 import torch
 
-from residua import tasks
+from residua.lab import tasks
+from residua.lab.tasks.task import IGNORED, Task
 from residua.model import ModelConfig, Transformer
 from residua.options import options_of
-from residua.tasks.task import IGNORED, Task
 
 SPECS = (
     "mqar", "mqar:pairs=6,queries=2,gap=5,keys=7,values=3", "mqar:pairs=1,queries=1",

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from residua.train import Result, TrainConfig, read_metrics, train
+from residua.lab.train import Result, TrainConfig, read_metrics, train
 
 VOCAB = 24
 
 
 @dataclass(frozen=True)
 class ToyTokens:
-    """What `residua.data.prepare` gives, in the fields that training uses."""
+    """What `residua.lab.data.prepare` gives, in the fields that training uses."""
 
     train: np.ndarray
     valid: np.ndarray
@@ -86,7 +86,7 @@ def final_files(out: Path) -> dict[str, str]:
 
 def outcome(out: Path) -> dict[str, Any]:
     """All that must not depend on how often a run was killed."""
-    from residua.train.durable import read_json
+    from residua.lab.train.durable import read_json
 
     return {
         "files": final_files(out),

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_save
 
-from residua.train import checkpoint as checkpoints
-from residua.train.checkpoint import Checkpoint, CheckpointError
-from residua.train.durable import write_file
-from residua.train.reproducible import random_states
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.checkpoint import Checkpoint, CheckpointError
+from residua.lab.train.durable import write_file
+from residua.lab.train.reproducible import random_states
 
 TENSORS = {
     "matrix": torch.arange(12.0).reshape(3, 4),
@@ -161,9 +161,9 @@ def test_save_fails_whole_when_a_write_fails(tmp_path, monkeypatch):
 
 def test_training_code_never_runs_what_it_loads():
     """No module of the package may unpickle: no `pickle`, no `torch.load`, no `torch.save`."""
-    import residua.train
+    import residua.lab.train
 
-    for file in Path(residua.train.__file__).parent.glob("*.py"):
+    for file in Path(residua.lab.train.__file__).parent.glob("*.py"):
         text = file.read_text()
         for word in ("import pickle", "torch.load(", "torch.save(", "allow_pickle"):
             assert word not in text, f"{file.name}: {word}"

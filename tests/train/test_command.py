@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.cli.train import resolve
+from residua.lab.train import TrainConfig
+from residua.lab.train.config import config_fields
 from residua.model import measure
-from residua.train import TrainConfig
-from residua.train.config import config_fields
 from tests.train.harness import metrics
 
 SMALL = ("--width", "16", "--depth", "2", "--heads", "2", "--batch", "2", "--context", "32", "--eval-windows", "4")

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
+from residua.lab.train import TrainConfig
+from residua.lab.train.config import config_fields
 from residua.model import ModelConfig
-from residua.train import TrainConfig
-from residua.train.config import config_fields
 from tests.train.harness import toy_config
 
 

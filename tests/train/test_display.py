@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from residua.train.display import Display
+from residua.lab.train.display import Display
 from tests.train.harness import Stop, run, stop_after
 
 

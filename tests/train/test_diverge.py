@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import residua
+from residua.lab.train import Diverged, Trainer
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.diverge import explain_gradient, explain_loss, owner
+from residua.lab.train.walk import stream_rms, walk
 from residua.model import Transformer
-from residua.train import Diverged, Trainer
-from residua.train import checkpoint as checkpoints
-from residua.train.diverge import explain_gradient, explain_loss, owner
-from residua.train.walk import stream_rms, walk
 from tests.train.harness import run, toy_config, toy_tokens
 
 HUGE = 3e38

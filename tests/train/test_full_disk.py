@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from residua.train import DiskFull
-from residua.train import checkpoint as checkpoints
-from residua.train.durable import read_json, write_json
+from residua.lab.train import DiskFull
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.durable import read_json, write_json
 from tests.train.harness import outcome, run
 from tests.train.warm import Warm
 
@@ -82,7 +82,7 @@ def test_small_files_are_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 INSIDE = """
 import json, pathlib, shutil, subprocess, sys
-from residua.train import DiskFull
+from residua.lab.train import DiskFull
 from tests.train.harness import run
 small, kept, *sizes = sys.argv[1:]
 for number, size in enumerate(sizes):

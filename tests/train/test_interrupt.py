@@ -8,9 +8,9 @@ import threading
 
 import pytest
 
-from residua.train import Interrupted
-from residua.train import checkpoint as checkpoints
-from residua.train.interrupt import Interrupts
+from residua.lab.train import Interrupted
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.interrupt import Interrupts
 from tests.train.harness import outcome, run
 
 

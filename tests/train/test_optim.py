@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import residua
+from residua.lab.train.optim import Optimizers, group_of
 from residua.model import Transformer
 from residua.model.sublayers import Attention
 from residua.testing import specs
-from residua.train.optim import Optimizers, group_of
 from tests.train.harness import toy_config
 
 LAYOUT = "conv,attn,canon,swa:window=4,mlp"

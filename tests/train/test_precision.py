@@ -7,10 +7,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import residua
+from residua.lab.train.precision import autocast, set_stream_type
+from residua.lab.train.walk import walk
 from residua.model import Transformer, token_loss
 from residua.testing import error, specs
-from residua.train.precision import autocast, set_stream_type
-from residua.train.walk import walk
 from tests.train.harness import toy_config, toy_tokens
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import residua
-from residua.train import TrainConfig, Trainer, load_model, train
-from residua.train.durable import read_json
-from residua.train.folder import RunFolder
-from residua.train.optim import group_of
-from residua.train.reproducible import random_states, reproducible
+from residua.lab.train import TrainConfig, Trainer, load_model, train
+from residua.lab.train.durable import read_json
+from residua.lab.train.folder import RunFolder
+from residua.lab.train.optim import group_of
+from residua.lab.train.reproducible import random_states, reproducible
 from tests.train.harness import (
     Stop,
     ToyTokens,

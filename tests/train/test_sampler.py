@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import residua
+from residua.lab.train.sampler import Sampler, checksum, permuted
 from residua.model.objective import IGNORED
-from residua.train.sampler import Sampler, checksum, permuted
 from tests.train.harness import VOCAB, ToyTokens, toy_config, toy_tokens
 
 COUNTING = ToyTokens(np.arange(1000, dtype=np.uint16), np.arange(200, dtype=np.uint16), vocab=1000, mask=999)

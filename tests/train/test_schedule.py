@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from residua.train.schedule import factor
+from residua.lab.train.schedule import factor
 from tests.train.harness import toy_config
 
 SHAPES = {

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from residua.train.sinks import SINKS, make_sinks, scalars
+from residua.lab.train.sinks import SINKS, make_sinks, scalars
 from tests.train.harness import Stop, run, stop_after, toy_config
 
 PACKAGES = {"tensorboard": "torch.utils.tensorboard", "trackio": "trackio", "wandb": "wandb"}

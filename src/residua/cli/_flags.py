@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from residua.train.recipe import Field
+from residua.lab.train.recipe import Field
 
 
 def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: tuple[Any, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from residua.train.display import Display
+    from residua.lab.train.display import Display
 
 
 def run_flags() -> dict[str, tuple[Any, Any]]:
@@ -26,8 +26,8 @@ def run_flags() -> dict[str, tuple[Any, Any]]:
 @contextmanager
 def running(out: Path | None) -> Iterator[Display]:
     """Show a run into `out`. One that stops short is a line on stderr: told to, its signal's exit code; failed, 1."""
-    from residua.train import Diverged, Interrupted
-    from residua.train.display import Display
+    from residua.lab.train import Diverged, Interrupted
+    from residua.lab.train.display import Display
 
     if out is None:
         raise ValueError("--out is missing: name a directory for the run, such as --out runs/a")

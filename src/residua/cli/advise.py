@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from residua.advise import Advice, Answer
+    from residua.lab.advise import Advice, Answer
 
 
 def command(
@@ -40,8 +40,8 @@ def command(
              "checkpoint": checkpoint, "memory": memory, "latency": latency}  # fmt: skip
     chosen, assumed = _asked(given) if _interactive() and not as_json else _assumed(given)
 
-    from residua.advise import Situation, advise
-    from residua.cost.targets import from_hugging_face, sized
+    from residua.lab.advise import Situation, advise
+    from residua.lab.cost.targets import from_hugging_face, sized
 
     situation = Situation(
         goal=chosen["goal"],
@@ -104,7 +104,7 @@ def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _page(answer: Answer, assumed: list[str], top: int) -> None:
-    from residua.advise.situation import GOALS
+    from residua.lab.advise.situation import GOALS
 
     situation = answer.situation
     lines = [f"Goal: {situation.goal} ({GOALS[situation.goal]})"]

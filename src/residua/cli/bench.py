@@ -47,7 +47,7 @@ def command(
         raise ValueError(f"threads={threads} must be at least 1")
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{kind}.json")
-    from residua.bench import regime
+    from residua.lab.bench import regime
 
     if not as_is:
         regime.enter(regime.KEEP_PAGES, threads)
@@ -65,14 +65,14 @@ def command(
     }
     measured = {kind: run[kind]()}
     if out is not None:
-        from residua.bench import record
+        from residua.lab.bench import record
 
         subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
         record.write(out, measured, command=spoken(), regime=regime.describe(threads, cores), subjects=sorted(subjects))
     if as_json:
         typer.echo(json.dumps(measured, indent=2))
         return
-    from residua.bench.table import sheets, show
+    from residua.lab.bench.table import sheets, show
 
     for sheet in sheets(measured):
         show(sheet)
@@ -85,8 +85,8 @@ def _ops(
 ) -> dict[str, Any]:
     import torch
 
-    from residua.bench.cases import GRIDS, cases
-    from residua.bench.ops import growth, measure
+    from residua.lab.bench.cases import GRIDS, cases
+    from residua.lab.bench.ops import growth, measure
 
     kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     wrong = [name for name in dtypes if name not in kinds]
@@ -109,14 +109,14 @@ def _ops(
 
 
 def _stack(depths: list[int], width: int, tokens: int, seconds: float) -> dict[str, Any]:
-    from residua.bench.stack import measure
+    from residua.lab.bench.stack import measure
 
     _say(f"stacks of {', '.join(map(str, depths))} blocks")
     return measure(depths, width, tokens, seconds)
 
 
 def _profile(depth: list[int], width: int, tokens: int) -> dict[str, Any]:
-    from residua.bench.profile import measure
+    from residua.lab.bench.profile import measure
 
     _say("where the time of reads goes")
     return measure(_one(depth, 48), width, tokens)
@@ -125,7 +125,7 @@ def _profile(depth: list[int], width: int, tokens: int) -> dict[str, Any]:
 def _model(
     designs: list[str], depth: list[int], width: int, rows: int, tokens: int, seconds: float, pairs: int, attempts: int
 ) -> dict[str, Any]:
-    from residua.bench.model import measure
+    from residua.lab.bench.model import measure
 
     _say(f"training steps of standard and {', '.join(designs)}")
     return measure(
@@ -135,14 +135,14 @@ def _model(
 
 
 def _memory(designs: list[str], depths: list[int], width: int, tokens: int) -> dict[str, Any]:
-    from residua.bench.memory import measure
+    from residua.lab.bench.memory import measure
 
     _say(f"peak memory of standard and {', '.join(designs)}")
     return measure(designs, depths, width=width, tokens=tokens)
 
 
 def _decode(designs: list[str], depth: list[int], width: int, seconds: float) -> dict[str, Any]:
-    from residua.bench.decode import measure
+    from residua.lab.bench.decode import measure
 
     _say(f"decoding with standard and {', '.join(designs)}")
     return measure(designs, depth=_one(depth, 12), width=width, seconds=seconds)

@@ -12,7 +12,7 @@ from residua.cli._rates import grid
 from residua.cli._spoken import spoken
 
 if TYPE_CHECKING:
-    from residua.compare import ComparePlan
+    from residua.lab.compare import ComparePlan
 
 
 def command(
@@ -35,8 +35,8 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Train designs side by side and compare them fairly: same recipe, own rates, seeds and error bars."""
-    from residua.compare import ComparePlan, compare, read_plan
-    from residua.compare.table import show
+    from residua.lab.compare import ComparePlan, compare, read_plan
+    from residua.lab.compare.table import show
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
     flags = {
@@ -64,7 +64,7 @@ def command(
         raise typer.Exit(130) from None
     page = None
     if report:
-        from residua.report import write
+        from residua.lab.report import write
 
         page = write(out)
     if as_json:
@@ -84,7 +84,7 @@ def _size(text: str) -> dict[str, int]:
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    from residua.train.config import config_fields
+    from residua.lab.train.config import config_fields
 
     key, equals, value = text.partition("=")
     if not equals:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from residua.cost.predict import Cost
-    from residua.cost.targets import Target
+    from residua.lab.cost.predict import Cost
+    from residua.lab.cost.targets import Target
 
 
 def command(
@@ -36,7 +36,7 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """What designs cost: parameters, operations, memory, state, cache and traffic."""
-    from residua.cost.targets import from_hugging_face, sized
+    from residua.lab.cost.targets import from_hugging_face, sized
 
     shape = {"depth": depth, "width": width, "heads": heads, "vocab": vocab}
     if config is not None:
@@ -108,7 +108,7 @@ def _shown(values: Mapping[str, Any], key: str, tokens: int) -> float | None:
 def _compare(
     target: Target, names: list[str], tokens: int, options: dict[str, Any], measured: bool, as_json: bool
 ) -> None:
-    from residua.cost import measure, predict
+    from residua.lab.cost import measure, predict
 
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -147,7 +147,7 @@ def _compare(
 
 
 def _sweep(target: Target, names: list[str], text: str, tokens: int, options: dict[str, Any], as_json: bool) -> None:
-    from residua.cost.sweep import sweep, values_of
+    from residua.lab.cost.sweep import sweep, values_of
 
     key, _ = values_of(text)
     found: dict[str, dict[int, Cost]] = {name: sweep(target.of(name), text, tokens, **options) for name in names}
@@ -165,13 +165,13 @@ def _sweep(target: Target, names: list[str], text: str, tokens: int, options: di
 
 
 def _asymmetry(target: Target, tokens: int, dtype: str, out: Path | None, as_json: bool) -> None:
-    from residua.cost.asymmetry import QUANTITIES as ADDED
-    from residua.cost.asymmetry import asymmetry
+    from residua.lab.cost.asymmetry import QUANTITIES as ADDED
+    from residua.lab.cost.asymmetry import asymmetry
 
     data = asymmetry(target, tokens=tokens, dtype=_dtype(dtype))
     if out is not None:
-        from residua.plots.asymmetry import asymmetry as drawn
-        from residua.plots.save import save
+        from residua.lab.plots.asymmetry import asymmetry as drawn
+        from residua.lab.plots.save import save
 
         files = save({"asymmetry": lambda: drawn(data)}, out)
         (out / "asymmetry.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

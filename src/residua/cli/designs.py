@@ -63,13 +63,13 @@ MAP = {
 
 
 def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) -> None:
-    """The table of `residua.map`, and its picture."""
-    from residua.map import entries, variants
+    """The table of `residua.lab.map`, and its picture."""
+    from residua.lab.map import entries, variants
 
     found = entries(None if name is None else [name])
     if picture is not None:
-        from residua.plots.grid import grid
-        from residua.plots.save import save
+        from residua.lab.plots.grid import grid
+        from residua.lab.plots.save import save
 
         typer.echo(
             " ".join(map(str, save({"map": lambda: grid(variants() if name is None else found)}, picture))), err=True

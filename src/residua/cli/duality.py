@@ -36,7 +36,7 @@ def command(
     for run in runs:
         if not (run / "config.json").is_file():
             raise ValueError(f"{run} is not the directory of a run: it has no config.json")
-    from residua import duality
+    from residua.lab import duality
 
     tell = _teller()
     subjects = [duality.random_subject(seed) for seed in range(seeds)]
@@ -51,7 +51,7 @@ def command(
     report = duality.examine(subjects, on_event=lambda name: tell(f"examining {name}"))
     report["command"] = _spelled(runs, steps, corpus, seeds)
     if out is not None:
-        from residua.train.durable import write_json
+        from residua.lab.train.durable import write_json
 
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, report)
@@ -83,7 +83,7 @@ def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from residua.duality.report import TITLES, cells, summary
+    from residua.lab.duality.report import TITLES, cells, summary
 
     console = Console(markup=False, highlight=False)
     if not console.is_terminal:

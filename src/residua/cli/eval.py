@@ -28,8 +28,8 @@ def command(
         raise ValueError("batch must be at least 1, count at least 4 and windows not negative")
     if task:
         need("eval", "lm_eval")
-    from residua.data import prepare
-    from residua.evaluate import corpus_loss, open_model
+    from residua.lab.data import prepare
+    from residua.lab.evaluate import corpus_loss, open_model
 
     opened = open_model(model)
     tokens = prepare(corpus, opened.tokenizer, progress=_say)
@@ -37,7 +37,7 @@ def command(
     with _progress() as advance:
         found["loss"] = corpus_loss(opened, tokens, context=context, windows=windows, batch=batch, progress=advance)
     if task:
-        from residua.evaluate.harness import evaluate
+        from residua.lab.evaluate.harness import evaluate
 
         found["tasks"] = evaluate(opened, task, tokens, count=count)
     typer.echo(json.dumps(found, indent=2)) if as_json else _show(found)

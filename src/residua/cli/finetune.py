@@ -20,7 +20,7 @@ def command(
     need("hf", "transformers")
     from transformers.utils import logging
 
-    from residua.hf.finetune import MODEL, FinetuneConfig, finetune
+    from residua.lab.finetune import MODEL, FinetuneConfig, finetune
 
     logging.disable_progress_bar()  # one display at a time, and ours says what counts
     given = {name: value for name, value in flags.items() if value is not None}
@@ -39,8 +39,8 @@ def command(
 
 
 def _sign() -> None:
-    from residua.hf.finetune import FinetuneConfig
-    from residua.train.recipe import fields_of
+    from residua.lab.finetune import FinetuneConfig
+    from residua.lab.train.recipe import fields_of
 
     fields = {name: field for name, field in fields_of(FinetuneConfig).items() if name != "checkpoint"}
     sign(

@@ -21,9 +21,9 @@ def command(
     """Continue a prompt with a trained run, using the KV cache."""
     import torch
 
-    from residua.data import load_tokenizer
+    from residua.lab.data import load_tokenizer
+    from residua.lab.train import load_model
     from residua.model.generate import stepwise
-    from residua.train import load_model
 
     for name in ("config.json", "tokenizer.json"):
         if not (run / name).is_file():

@@ -19,8 +19,8 @@ def command(
     """Show how one prompt is routed: as a table, JSON, a picture or a page."""
     import torch
 
-    from residua.diagnose.inspect import draw, inspect_ids, tables
-    from residua.evaluate.opened import open_model
+    from residua.lab.diagnose.inspect import draw, inspect_ids, tables
+    from residua.lab.evaluate.opened import open_model
 
     for file in (png, html):
         if file is not None and not file.absolute().parent.is_dir():
@@ -39,7 +39,7 @@ def command(
     if png is not None:
         draw(found, png)
     if html is not None:
-        from residua.report import write_inspection
+        from residua.lab.report import write_inspection
 
         write_inspection(found, html)
     typer.echo(json.dumps(found) if as_json else text)

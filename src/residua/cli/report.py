@@ -17,7 +17,7 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print what the page shows as JSON, and write no page."),
 ) -> None:
     """Write one self-contained HTML page: results, curves, the routing explorer, depth, costs, and how to repeat it."""
-    from residua import report
+    from residua.lab import report
 
     def tell(text: str) -> None:
         if sys.stderr.isatty():

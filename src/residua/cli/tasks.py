@@ -34,7 +34,7 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the synthetic tasks, or train designs on one and compare their exact accuracy."""
-    from residua import tasks
+    from residua.lab import tasks
 
     if task is None:
         listed = [_describe(tasks.get(name)) for name in tasks.names()]
@@ -43,8 +43,8 @@ def command(
         for row in listed if not as_json else ():
             typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
         return
-    from residua.tasks.experiment import Recipe, requested, run_task
-    from residua.tasks.kept import kept_in
+    from residua.lab.tasks.experiment import Recipe, requested, run_task
+    from residua.lab.tasks.kept import kept_in
 
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
@@ -70,8 +70,8 @@ def command(
         if out is not None:
             import torch
 
-            from residua.train.durable import write_json
-            from residua.train.folder import machine
+            from residua.lab.train.durable import write_json
+            from residua.lab.train.folder import machine
 
             write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
@@ -118,7 +118,7 @@ def _show(results: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from residua.compare.table import difference, spread
+    from residua.lab.compare.table import difference, spread
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len({row["layout"] for row in results["rows"]}) > 1

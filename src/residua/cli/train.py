@@ -10,10 +10,10 @@ import typer
 
 from residua.cli._flags import read_settings, sign
 from residua.cli._running import run_flags, running
-from residua.train.config import TrainConfig, config_fields
+from residua.lab.train.config import TrainConfig, config_fields
 
 if TYPE_CHECKING:
-    from residua.train.run import Result
+    from residua.lab.train.run import Result
 
 
 def command(
@@ -26,7 +26,7 @@ def command(
     **flags: Any,
 ) -> None:
     """Train one model, or go on with a run that was interrupted: the same command continues it."""
-    from residua.train.run import train
+    from residua.lab.train.run import train
 
     chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
     if dry_run:
@@ -45,7 +45,7 @@ def resolve(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
 
 def foresee(config: TrainConfig) -> dict[str, Any]:
     """What a run would be and cost. The corpus is prepared for it: vocabulary and passes are those of the run."""
-    from residua.data import prepare
+    from residua.lab.data import prepare
     from residua.model import measure
 
     tokens = prepare(config.corpus, config.tokenizer)

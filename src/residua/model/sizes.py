@@ -2,7 +2,7 @@
 
 The model is built on the meta device and its stream is walked there, so that every design is counted by what it
 does and none needs a formula of its own. The sublayers are counted as papers do it: their matrices and the scores that
-a token needs. `residua.cost` counts every step of every function, and memory and traffic too.
+a token needs. `residua.lab.cost` counts every step of every function, and memory and traffic too.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def state_floats(stream: Stream[Any]) -> dict[str, int]:
 
 def _stream_flops(stream: Stream[Any], tokens: int) -> float:
     from residua import ops
-    from residua.cost.walk import Walk  # here and not above: cost looks at whole models
+    from residua.lab.cost.walk import Walk  # here and not above: cost looks at whole models
 
     walk = Walk(stream.parameters())
     with torch.device("meta"), ops.backend("reference"), walk:

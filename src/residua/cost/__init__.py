@@ -1,9 +1,0 @@
-"""What a design costs: predicted from the plan alone, and measured on this machine by a counter that shares no formula.
-
-predict(config, tokens)     operations, memory, state, cache and traffic of a model, without allocating it
-measure(config, tokens)     the same, by running it
-"""
-
-from residua.cost.measure import measure as measure
-from residua.cost.predict import Cost as Cost
-from residua.cost.predict import predict as predict

@@ -1,8 +1,0 @@
-"""Seeing a residual stream at work: what every site reads, how sharply, and what each source is worth."""
-
-from residua.diagnose.ablate import Ablation as Ablation
-from residua.diagnose.ablate import ablate_sources as ablate_sources
-from residua.diagnose.gates import gate_reader as gate_reader
-from residua.diagnose.record import RoutingRecord as RoutingRecord
-from residua.diagnose.record import record_routing as record_routing
-from residua.diagnose.site import SiteRecord as SiteRecord

@@ -1,0 +1,175 @@
+"""Measurements as tables: one list of headed rows, drawn on a terminal or written as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC
+from residua.lab.bench.timing import Ratio
+
+
+class Sheet(NamedTuple):
+    """A table and what must be said under it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    notes: list[str]
+
+
+def sheets(measured: Mapping[str, Any]) -> list[Sheet]:
+    """The tables of whatever was measured."""
+    return [make(measured[kind]) for kind, make in _MAKERS.items() if kind in measured]
+
+
+def markdown(sheet: Sheet) -> str:
+    """The table and its notes, for a document."""
+    lines = [f"**{sheet.title}**", "", "| " + " | ".join(sheet.columns) + " |"]
+    lines += ["|" + "|".join("---" if i == 0 else "---:" for i in range(len(sheet.columns))) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in sheet.rows]
+    return "\n".join([*lines, "", *sheet.notes]) + "\n"
+
+
+def show(sheet: Sheet) -> None:
+    """The table on the terminal."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=sheet.title, title_justify="left", title_style="")
+    for place, column in enumerate(sheet.columns):
+        table.add_column(column, justify="right" if place else "left")
+    for row in sheet.rows:
+        table.add_row(*row)
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    for note in sheet.notes:
+        console.print(note)
+
+
+def ratio(found: Mapping[str, Any] | None) -> str:
+    """`12.3x`, `n.r.` where the run could not resolve it, a dash where it was not measured."""
+    if found is None:
+        return "-"
+    return str(Ratio(**{key: value for key, value in found.items() if key != "resolved"}))
+
+
+def _ops(measured: Mapping[str, Any]) -> Sheet:
+    rows = []
+    for row in measured["rows"]:
+        size = next(f"{key}={row[key]}" for key in ("n", "values", "streams", "window") if key in row)
+        lanes = f" lanes={row['lanes']}" if row.get("lanes") else ""
+        case = f"{row['op']} {row['tokens']}x{row['width']} {size}{lanes} {row['dtype']}"
+        for phase, label in (("forward", "fwd"), ("both", "f+b")):
+            found = row[phase]["ratios"]
+            share = row.get("bandwidth", {}).get("forward_share" if phase == "forward" else "backward_share")
+            rows.append(
+                [
+                    case if phase == "forward" else "",
+                    label,
+                    f"{1e3 * row[phase]['seconds'][OURS]:.2f}",
+                    *(ratio(found.get(form)) for form in (PUBLIC, PLAIN, COMPILED)),
+                    f"{100 * found[PUBLIC]['control']:.0f} %",
+                    "-" if share is None else f"{100 * share:.0f} %",
+                ]
+            )
+    notes = [
+        "public, pytorch, compiled: how many times as long that form takes; n.r.: not resolved, within the control "
+        "(A/A: ours against itself). bandwidth: least traffic over time, as a share of a plain read in the same run "
+        "(for f+b, of the backward alone)."
+    ]
+    notes += [
+        f"{name}: our time grows as {over}^{power['forward']:.2f} forward, {over}^{power['both']:.2f} f+b."
+        for name, (over, power) in measured.get("growth", {}).items()
+    ]
+    columns = ["op", "", "ms", "public", "pytorch", "compiled", "A/A", "bandwidth"]
+    return Sheet("One op against its public, plain PyTorch and compiled forms", columns, rows, notes)
+
+
+def _stack(measured: Mapping[str, Any]) -> Sheet:
+    depths = [row["depth"] for row in measured["rows"]]
+    rows = []
+    for name in measured["rows"][0]["seconds"]:
+        took = [f"{1e3 * row['seconds'][name]:.1f}" for row in measured["rows"]]
+        power = measured["growth"].get(name)
+        faster = measured["rows"][-1]["ratios"].get(name)
+        rows.append([name, *took, "-" if power is None else f"L^{power:.2f}", ratio(faster)])
+    title = (
+        f"All reads and writes of a stack, forward and backward, ms, {measured['tokens']} tokens x {measured['width']}"
+    )
+    columns = ["", *(f"L={depth}" for depth in depths), "growth", f"public at L={depths[-1]}"]
+    return Sheet(title, columns, rows, ["growth: of the time above that of standard."])
+
+
+def _profile(measured: Mapping[str, Any]) -> Sheet:
+    rows = []
+    for form in measured["forms"]:
+        rows.append([form["what"], f"{1e3 * form['seconds']:.2f}", "", "", "", ""])
+        for part in sorted(form["parts"], key=lambda one: -one["seconds"]):
+            took = part["seconds"]
+            rows.append([
+                f"· {part['part']}", f"{1e3 * took:.2f}",
+                f"{100 * took / form['seconds']:.0f} %", f"{part.get('calls', '-')}",
+                *(f"{100 * part[key] / took / measured[bound]:.0f} %" if key in part else "-"
+                  for key, bound in (("multiplies", "multiplies_per_second"), ("bytes", "bytes_per_second"))),
+            ])  # fmt: skip
+    notes = [
+        f"of matmul: multiplications with additions a second over those of a matrix product on the same core "
+        f"({measured['multiplies_per_second'] / 1e9:.0f} billion); of a plain sum: least traffic over that of a sum "
+        f"({measured['bytes_per_second'] / 1e9:.1f} GB/s). Shares may add up to more than all: watched runs are slower."
+    ]
+    return Sheet("Where the time goes", ["", "ms", "share", "calls", "of matmul", "of a plain sum"], rows, notes)
+
+
+def _model(measured: Mapping[str, Any]) -> Sheet:
+    rows = [
+        [name, f"{found['value']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}", f"{100 * found['control']:.1f} %",
+         f"{100 * measured['machinery'][name]:.1f} %"]
+        for name, found in measured["ratios"].items()
+    ]  # fmt: skip
+    said = "resolves" if measured["resolved"] else "does NOT resolve"
+    notes = [
+        f"standard takes {1e3 * measured['step_seconds']:.0f} ms; its control {said} 2 % "
+        f"({len(measured['attempts'])} attempts). machinery: the design's own reads and writes alone, over that step."
+    ]
+    title = (
+        f"A training step over that of `standard`, {measured['depth']} x {measured['width']}, "
+        f"{measured['rows']} x {measured['tokens']} tokens"
+    )
+    return Sheet(title, ["design", "step", "95 % interval", "A/A", "machinery"], rows, notes)
+
+
+def _memory(measured: Mapping[str, Any]) -> Sheet:
+    rows = [
+        [name, *(f"{one / 2**20:.1f}" if name == "standard" else f"{ratio:.2f}x" for one, ratio in zip(
+            found, measured["ratios"].get(name, found), strict=True)), f"L^{measured['growth'][name]:.2f}"
+         if measured["growth"] else "-"]
+        for name, found in measured["bytes"].items()
+    ]  # fmt: skip
+    columns = ["design", *(f"{depth} blocks" for depth in measured["depths"]), "growth"]
+    title = f"Peak memory of a training step (standard in MiB, others over it), {measured['tokens']} tokens"
+    return Sheet(title, columns, rows, ["Resident high-water above model and inputs, one process each."])
+
+
+def _decode(measured: Mapping[str, Any]) -> Sheet:
+    read, ring = measured["read"], measured["ring"]
+    rows = [[f"one read, {read['sources']} sources x {read['width']}", f"{read['microseconds']['residua']:.1f}",
+             f"public form {ratio(read['ratio'])}"]]  # fmt: skip
+    for length, took in ring["microseconds"].items():
+        found = ring["over_shortest"].get(length)
+        over = f"{found['value']:.2f} of the shortest (A/A {100 * found['control']:.0f} %)" if found else ""
+        rows.append([f"window {ring['window']} after {length} tokens", f"{took:.0f}", over])
+    for kind, first, of in (("model", "standard", ""), ("converted", "base", " in a converted Llama")):
+        for name, took in measured.get(kind, {}).get("microseconds", {}).items():
+            model, found = measured[kind], measured[kind][f"over_{first}"].get(name)
+            over = f"{found['value']:.2f} of {first} (A/A {100 * found['control']:.0f} %)" if found else ""
+            label = "the Llama itself" if name == "base" else f"{name}{of}"
+            rows.append([f"{label}, {model['depth']} x {model['width']}", f"{took:.0f}", over])
+    notes = [] if "converted" in measured else ["Converted models were not timed: residua[hf] is not installed."]
+    return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, notes)
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any]], Sheet]] = {
+    "ops": _ops, "stack": _stack, "profile": _profile, "model": _model, "memory": _memory, "decode": _decode,
+}  # fmt: skip

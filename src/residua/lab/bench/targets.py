@@ -1,0 +1,168 @@
+"""The bars that the fast path was built to, each beside what the committed files say: met, missed or not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from residua.lab.bench import record
+from residua.lab.bench.cases import PUBLIC
+from residua.lab.bench.table import Sheet
+
+Files = Mapping[str, Any]
+"""What `residua bench` wrote, by kind."""
+
+
+class Target(NamedTuple):
+    """A quantity, its bar, and where the files hold it: a share, ratio, exponent or time."""
+
+    what: str
+    bar: float
+    at_least: bool
+    find: Callable[[Files], float]
+    unit: str = "x"
+
+    def met(self, found: float) -> bool:
+        """Whether the bar is kept."""
+        return found >= self.bar if self.at_least else found <= self.bar
+
+
+class NotMeasured(Exception):
+    """The files do not hold the quantity."""
+
+
+class NotResolved(Exception):
+    """They hold one that its control does not resolve."""
+
+
+def gathered(folder: Path) -> dict[str, Any]:
+    """The files of a folder as one; several of `ops` are one list of rows."""
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.json")):
+        measured = record.read(file)
+        if "ops" in measured and "ops" in found:
+            found["ops"]["rows"] += measured["ops"]["rows"]
+            found["ops"]["growth"] |= measured["ops"]["growth"]
+        else:
+            found |= measured
+    return found
+
+
+def judged(files: Files) -> Sheet:
+    """Every bar, as a table."""
+    rows = []
+    for target in targets():
+        sign = ">=" if target.at_least else "<="
+        row = [target.what, f"{sign} {target.bar:g}{target.unit}"]
+        try:
+            found = target.find(files)
+        except (NotMeasured, KeyError):
+            rows.append([*row, "-", "not measured"])
+            continue
+        except NotResolved:
+            rows.append([*row, "n.r.", "not resolved"])
+            continue
+        rows.append([*row, f"{found:.3g}{target.unit}", "met" if target.met(found) else "missed"])
+    return Sheet("The bars", ["what", "bar", "measured", ""], rows, [])
+
+
+def targets() -> Iterator[Target]:
+    """The bars, in the order of the document that sets them."""
+    for shape in ("2048x256", "4096x512"):
+        yield Target(f"one read f+b, float32, n=24, {shape}", 30, True, _read(shape, 24))
+    for shape in ("2048x256", "4096x512"):
+        for n in (4, 8, 16, 32, 64):
+            yield Target(f"one read f+b, float32, n={n}, {shape}", 25, True, _read(shape, n))
+    for shape in ("2048x256", "4096x512"):
+        yield Target(f"one read f+b, bfloat16, n=24, {shape}", 40, True, _read(shape, 24, "bfloat16"))
+    for phase, bar in (("forward", 60.0), ("backward", 75.0)):
+        yield Target(f"{phase} of a plain read's bandwidth, 4096x512, n=24", bar, True, _bandwidth(phase), " %")
+    yield Target(
+        "all reads of 48 blocks, full", 50, True, lambda files: files["stack"]["rows"][-1]["ratios"]["delta"]["value"]
+    )
+    yield Target("their growth with depth", 1.6, False, lambda files: files["stack"]["growth"]["delta"], "")
+    yield Target("growth at blocks=4", 1.05, False, lambda files: files["stack"]["growth"]["delta:blocks=4"], "")
+    for design, bar, alone in (("attnres:blocks=4", 1.05, 1.04), ("delta:blocks=4", 1.05, 1.04), ("delta", 1.15, 1.08),
+                               ("ddl", 1.10, None), ("ddl:channels=4", 1.25, None)):  # fmt: skip
+        yield Target(f"training step, {design}, less the control", bar, False, _step(design))
+        if alone is not None:
+            yield Target(f"its machinery, {design}, where no step is resolved", alone, False, _machinery(design))
+    for design, bar in (("attnres:blocks=4", 1.10), ("delta:blocks=4", 1.10), ("delta", 1.20)):
+        yield Target(f"peak memory at 48 blocks, {design}", bar, False, _memory(design))
+        yield Target(f"its growth, {design}", 1.05, False, _memory_growth(design), "")
+    yield Target("window 128 at 8192 tokens, forward, over masked SDPA", 25, True, _window("forward"))
+    yield Target("window 128 at 8192 tokens, f+b", 8, True, _window("both"))
+    for phase in ("forward", "both"):
+        yield Target(f"growth of the window with tokens, {phase}", 1.05, False, _window_growth(phase), "")
+    yield Target(
+        "ring decode after 32k tokens over 1k", 1.1, False,
+        lambda files: files["decode"]["ring"]["over_shortest"]["32768"]["value"],
+    )  # fmt: skip
+    yield Target("a read at decode", 60, False, lambda files: files["decode"]["read"]["microseconds"]["residua"], " us")
+    yield Target(
+        "decode of a converted Llama, delta:blocks=4, speed over the base", 0.95, True,
+        lambda files: 1 / files["decode"]["converted"]["over_base"]["delta:blocks=4"]["value"],
+    )  # fmt: skip
+
+
+def _op(files: Files, **asked: Any) -> Mapping[str, Any]:
+    for row in files["ops"]["rows"]:
+        if all(row.get(key) == value for key, value in asked.items()):
+            return row
+    raise NotMeasured
+
+
+def _sides(shape: str) -> dict[str, int]:
+    tokens, width = map(int, shape.split("x"))
+    return {"tokens": tokens, "width": width}
+
+
+def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Files], float]:
+    return lambda files: _resolved(_op(files, op="attend", n=n, dtype=dtype, **_sides(shape))["both"]["ratios"][PUBLIC])
+
+
+def _resolved(ratio: Mapping[str, Any]) -> float:
+    if not ratio["resolved"]:
+        raise NotResolved
+    return float(ratio["value"])
+
+
+def _bandwidth(phase: str) -> Callable[[Files], float]:
+    def find(files: Files) -> float:
+        row = _op(files, op="attend", n=24, dtype="float32", **_sides("4096x512"))
+        return 100 * row["bandwidth"][f"{phase}_share"]
+
+    return find
+
+
+def _step(design: str) -> Callable[[Files], float]:
+    """A ratio passes if it would with the control's half-width taken off; an unresolved one is no measurement."""
+
+    def find(files: Files) -> float:
+        found = files["model"]
+        if not found["resolved"]:
+            raise NotMeasured
+        return found["ratios"][design]["value"] - found["ratios"][design]["control"]
+
+    return find
+
+
+def _machinery(design: str) -> Callable[[Files], float]:
+    return lambda files: 1 + files["model"]["machinery"][design]
+
+
+def _memory(design: str) -> Callable[[Files], float]:
+    return lambda files: files["memory"]["ratios"][design][files["memory"]["depths"].index(48)]
+
+
+def _memory_growth(design: str) -> Callable[[Files], float]:
+    return lambda files: files["memory"]["growth"][design]
+
+
+def _window(phase: str) -> Callable[[Files], float]:
+    return lambda files: _resolved(_op(files, op="window_attend", tokens=8192, window=128)[phase]["ratios"][PUBLIC])
+
+
+def _window_growth(phase: str) -> Callable[[Files], float]:
+    return lambda files: files["ops"]["growth"]["window_attend float32"][1][phase]

@@ -1,0 +1,46 @@
+"""Equal cost: the MLP width at which a run has the parameters, or the operations, of the baseline."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+from residua.lab.train import TrainConfig
+from residua.model import ModelConfig, measure
+
+VOCAB = 256
+"""Embedding and head are the same for both sides, so that any vocabulary gives the same answer."""
+
+
+def matched_mlp_width(config: TrainConfig, goal: TrainConfig, match: Literal["params", "flops"]) -> int:
+    """The hidden width whose cost is nearest to the goal's; an error where the layout has no MLP to narrow."""
+    if "mlp" not in {slot.kind for slot in config.model(VOCAB).slots}:
+        raise ValueError(f"match={match} narrows the MLP, and layout {config.layout} has none")
+    wanted = _cost(goal.model(VOCAB), config.context, match)
+    low, high = 1, 64 * config.width
+    while low < high:  # cost grows with the width: bisect for the first at or above the goal
+        middle = (low + high) // 2
+        if _cost(_with(config, middle), config.context, match) >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    gaps = {width: abs(_cost(_with(config, width), config.context, match) - wanted) for width in {max(1, low - 1), low}}
+    best = min(gaps, key=lambda width: (gaps[width], width))
+    if gaps[best] > 0.01 * wanted:
+        raise ValueError(
+            f"match={match}: {config.design} in {config.layout} costs more than the baseline even with the narrowest "
+            "MLP; compare it unmatched or at another size"
+        )
+    return best
+
+
+def _with(config: TrainConfig, mlp_width: int) -> ModelConfig:
+    from dataclasses import replace
+
+    return replace(config.model(VOCAB), mlp_width=mlp_width)
+
+
+@lru_cache(maxsize=4096)
+def _cost(model: ModelConfig, context: int, match: str) -> float:
+    sizes = measure(model, tokens=context)
+    return sizes.parameters if match == "params" else sizes.flops_per_token

@@ -1,0 +1,62 @@
+"""compare(plan, out): tune, train, look, and write the answer; again, it goes on where it stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from residua.lab.compare.execute import claim, execute
+from residua.lab.compare.plan import ComparePlan
+from residua.lab.compare.results import collect, reported
+from residua.lab.compare.table import to_csv, to_markdown
+from residua.lab.train.durable import write_json
+
+Listener = Callable[[Mapping[str, Any]], None]
+
+
+def compare(
+    plan: ComparePlan,
+    out: Path | str,
+    *,
+    jobs: int = 1,
+    force: bool = False,
+    draw: bool = True,
+    command: str = "",
+    on_event: Listener | None = None,
+) -> dict[str, Any]:
+    """Run a plan in directory `out`; the results, also written there as JSON, CSV, Markdown and figures.
+
+    jobs:  processes at a time; the threads of each are the plan's.
+    force: put runs of different corpora in one table.
+    draw:  make the figures.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, not {jobs}")
+    out, listen = Path(out), on_event or (lambda event: None)
+    from residua.lab.data import prepare
+
+    corpus, tokenizer = _corpus(plan)
+    prepare(corpus, tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))  # once, for all processes
+    claim(plan, out)
+    baselines = {run.folder for run in plan.runs({}) if run.variant == plan.baseline_of(run.variant)}
+    for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
+        if runs := find():
+            listen({"kind": "title", "text": title})
+            execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
+    results = collect(plan, out, force=force, command=command)
+    write_json(out / "results.json", results)
+    (out / "results.csv").write_text(to_csv(results))
+    (out / "results.md").write_text(to_markdown(results))
+    if draw:
+        from residua.lab import figures, plots
+
+        data = figures.collect(out)
+        write_json(out / "figures.json", data)
+        plots.draw(data, out / "figures")
+    return results
+
+
+def _corpus(plan: ComparePlan) -> tuple[str, str]:
+    config = plan.config(plan.variants()[0], plan.seeds[0])
+    return config.corpus, config.tokenizer

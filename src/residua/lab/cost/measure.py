@@ -1,0 +1,80 @@
+"""measure(config, tokens): the costs of `predict`, found by running the model here with `counter` watching.
+
+The ops run their references, whatever kernels are there: those define what is counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from residua import ops
+from residua.lab.cost.counter import OperatorCounter, SavedTensors
+from residua.model.cache import Cache
+from residua.model.config import ModelConfig
+from residua.model.transformer import Transformer
+
+LIMIT = 2 << 30
+"""Bytes of parameters above which `measure` refuses."""
+
+
+def measure(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[str, Any]:
+    """Run one forward with gradients and one that decodes; what they did, by the names of `Cost`.
+
+    `halo_bytes` and the shares of the design are not here: they are not measured.
+    """
+    with torch.device("meta"):
+        needed = 4 * sum(parameter.numel() for parameter in Transformer(config).parameters())
+    if needed > LIMIT:
+        raise ValueError(
+            f"measuring allocates the model: {needed / 2**30:.0f} GiB of parameters, and the limit is "
+            f"{LIMIT >> 30} GiB; measure a smaller --size"
+        )
+    model = Transformer(config)
+    ids = torch.randint(config.vocab, (batch, tokens), generator=torch.Generator().manual_seed(0))
+    counter, saved = OperatorCounter(), SavedTensors(model.parameters())
+    held = _states_of(model)
+    with ops.backend("reference"), torch.enable_grad(), saved, counter:
+        model(ids)
+    found = {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "stream_parameters": sum(parameter.numel() for parameter in model.stream.parameters()),
+        "flops": counter.flops,
+        "bytes_moved": counter.bytes_moved,
+        "saved_bytes": saved.nbytes,
+        "state_bytes": max(held.values()),
+        "cut_bytes": {
+            model.plan.block(layer)[-1].name: held[model.plan.block(layer)[-1].name] for layer in range(config.depth)
+        },
+    }
+    if config.causal:
+        cache = Cache()
+        with ops.backend("reference"), torch.inference_mode():
+            model(ids, cache=cache)
+        found["cache_bytes"] = _numbers(cache)
+    return found
+
+
+def _states_of(model: Transformer) -> dict[str, int]:
+    """Filled while the model runs: bytes of its state after every write, a tensor held twice counted once."""
+    held: dict[str, int] = {}
+    write: Any = model.stream.write
+
+    def watched(state: Any, site: Any, read: Any, y: Tensor) -> Any:
+        after = write(state, site, read, y)
+        leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(after)}
+        held[site.name] = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
+        return after
+
+    model.stream.write = watched  # type: ignore[method-assign]
+    return held
+
+
+def _numbers(cache: Cache) -> int:
+    """Bytes of keys, values, tails and the design's past; the positions of a ring are bookkeeping."""
+    kept = [tensor for memory in cache._slots.values() for tensor in memory.tensors()]
+    kept += [leaf for leaf in pytree.tree_leaves(cache.past) if leaf is not None]
+    return sum(tensor.nbytes for tensor in kept if tensor.is_floating_point())

@@ -1,0 +1,113 @@
+"""A corpus, read, cleaned and split: exact duplicates and empty documents gone, near-duplicates on one side.
+
+The text is kept in the cache, memory-mapped, under a hash of what it was read from; it is held in memory once, while
+it is made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from residua.lab.data.near import groups
+from residua.lab.data.source import DataError, Source, Tally
+from residua.lab.data.split import validation
+from residua.lab.data.store import fetch
+
+FORMAT = 1
+"""Counts the changes of the split and of the cached layout: part of every key and fingerprint."""
+
+SIDES = ("train", "valid")
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The documents of one side, laid end to end."""
+
+    text: np.ndarray
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __iter__(self) -> Iterator[str]:
+        start = 0
+        for end in self.ends.tolist():
+            yield self.text[start:end].tobytes().decode()
+            start = end
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Both sides and what is known of them."""
+
+    source: Source
+    sides: Mapping[str, Texts]
+    content: str
+    """A hash of every document and of the side it is on."""
+    record: Mapping[str, Any]
+    """JSON: what was read and what was left out."""
+
+
+def read_corpus(source: Source, root: Path, say: Callable[[str], None], warn: Callable[[str], None]) -> Corpus:
+    """The corpus of a source, from the cache or made now."""
+    path = root / "corpora" / f"{source.name.partition(':')[0]}-{FORMAT}-{source.key()[:32]}.safetensors"
+    entry = fetch(path, lambda: _make(source, say), warn)
+    record = entry.record
+    if record["undecodable"]:
+        warn(
+            f"corpus {source.name}: {record['undecodable']} documents are not UTF-8 text and are left out, "
+            f"the first is {record['first_undecodable']}"
+        )
+    sides = {side: Texts(entry.arrays[side], entry.arrays[f"{side}_ends"]) for side in SIDES}
+    return Corpus(source, sides, record["content"], record)
+
+
+def _make(source: Source, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    say(f"reading {source.name}: {source.origin}")
+    tally = Tally()
+    found: dict[bytes, bytes] = {}
+    read = empty = 0
+    for document in source.documents(tally):
+        read += 1
+        if document.isspace() or not document:
+            empty += 1
+        else:
+            found.setdefault(hashlib.sha256(document).digest(), document)
+    if not found:
+        count = read + len(tally.undecodable)
+        bad = f", {len(tally.undecodable)} are not UTF-8 text" if tally.undecodable else ""
+        raise DataError(
+            f"corpus {source.name} is empty: of {count} documents {empty} are blank{bad}; give files with text"
+        )
+    digests, documents = list(found), list(found.values())
+    say(f"looking for near-duplicates among {len(documents):,} documents")
+    group = groups(documents)
+    valid = validation(digests, [len(document) for document in documents], group)
+    if not valid.any():
+        why = "it is one document" if len(documents) == 1 else f"its {len(documents)} documents are near-duplicates"
+        raise DataError(f"corpus {source.name} is too small to split: {why}; give two or more files that differ")
+    arrays: dict[str, np.ndarray] = {}
+    content = hashlib.sha256()
+    for side, members in zip(SIDES, (np.flatnonzero(~valid), np.flatnonzero(valid)), strict=True):
+        chosen = [documents[index] for index in members.tolist()]
+        arrays[side] = np.frombuffer(b"".join(chosen), dtype=np.uint8)
+        arrays[f"{side}_ends"] = np.cumsum([len(document) for document in chosen], dtype=np.uint64)
+        content.update(len(chosen).to_bytes(8, "little") + b"".join(digests[index] for index in members.tolist()))
+    _, members_of_group = np.unique(group, return_counts=True)
+    record = {
+        "content": content.hexdigest(),
+        "licence": tally.licence or source.licence,
+        "read": read + len(tally.undecodable),
+        "blank": empty,
+        "undecodable": len(tally.undecodable),
+        "first_undecodable": tally.undecodable[0] if tally.undecodable else None,
+        "duplicates": read - empty - len(documents),
+        "near_duplicate_groups": int((members_of_group > 1).sum()),
+    }
+    return record, arrays

@@ -1,0 +1,231 @@
+"""Text to ids and back: `bytes`, `bpe:VOCAB` trained on the train split, or `hf:DIR`, a tokenizer that exists.
+
+Every tokenizer has an id `end` that closes a document and an id `mask` for masked language modelling. Text that
+spells a special token is text, and does not encode to it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from residua.lab.data.source import DataError
+
+SPECIALS = 2
+"""end and mask."""
+LEAST_BPE = 256 + SPECIALS + 1
+"""Every byte, the specials and one merge."""
+MOST_BPE = 1 << 20
+_BATCH = 1 << 20
+
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
+
+
+class Tokenizer(ABC):
+    """encode and decode, and which ids are what."""
+
+    name: str
+    """As the user wrote it."""
+    vocab: int
+    """All ids, the specials included."""
+    end: int
+    mask: int
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without `end`."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; specials are left out, and half a character becomes U+FFFD."""
+
+    @abstractmethod
+    def dump(self) -> str:
+        """JSON from which `load_tokenizer` makes this tokenizer again: for the directory of a run."""
+
+    def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """The ids of every text."""
+        for text in texts:
+            yield np.array(self.encode(text), dtype=np.uint32)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of everything that decides the ids: not of the name, which for a folder is where it lies."""
+        return hashlib.sha256(json.dumps(json.loads(self.dump()) | {"name": ""}, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The smallest of uint16 and uint32 that holds every id."""
+        return np.dtype("<u2") if self.vocab <= 1 << 16 else np.dtype("<u4")
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        for index in ids:
+            if not 0 <= index < self.vocab:
+                raise ValueError(f"tokenizer {self.name} has ids 0 to {self.vocab - 1}, not {index}")
+        return [int(index) for index in ids]
+
+
+class Bytes(Tokenizer):
+    """id = byte of the UTF-8 text; 256 ends a document, 257 masks."""
+
+    name = "bytes"
+    end, mask, vocab = 256, 257, 256 + SPECIALS
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(index for index in self._checked(ids) if index < 256).decode(errors="replace")
+
+    def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        for text in texts:
+            yield np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def dump(self) -> str:
+        return json.dumps({"name": self.name})
+
+
+class Pieces(Tokenizer):
+    """A tokenizer of the `tokenizers` package, given as its JSON."""
+
+    def __init__(self, name: str, text: str, end: int | None = None, mask: int | None = None) -> None:
+        from tokenizers import Tokenizer as Library
+
+        self.name = name
+        self._text = text
+        self._library = Library.from_str(text)
+        # a text that spells <|endoftext|> is text: only the packer writes specials
+        self._library.encode_special_tokens = True
+        self._library.no_truncation()
+        self._library.no_padding()
+        size = 1 + max(self._library.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._own = size
+        self.end = size if end is None else end
+        self.mask = max(size, self.end + 1) if mask is None else mask
+        self.vocab = max(size, self.end + 1, self.mask + 1)
+
+    def encode(self, text: str) -> list[int]:
+        return self._library.encode(text, add_special_tokens=False).ids
+
+    def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        for batch in _batches(texts):
+            for encoding in self._library.encode_batch_fast(batch, add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [index for index in self._checked(ids) if index < self._own and index not in (self.end, self.mask)]
+        return self._library.decode(kept, skip_special_tokens=True)
+
+    def known(self, *tokens: Any) -> int | None:
+        """The id of the first of the tokens that the vocabulary has."""
+        found = (self._library.token_to_id(token) for token in tokens if isinstance(token, str))
+        return next((index for index in found if index is not None), None)
+
+    def dump(self) -> str:
+        return json.dumps({"name": self.name, "end": self.end, "mask": self.mask, "tokenizer": json.loads(self._text)})
+
+
+def load_tokenizer(text: str) -> Tokenizer:
+    """The tokenizer that `dump` wrote."""
+    found = json.loads(text)
+    if found["name"] == Bytes.name:
+        return Bytes()
+    return Pieces(found["name"], json.dumps(found["tokenizer"]), found["end"], found["mask"])
+
+
+def bpe_size(name: str) -> int:
+    """VOCAB of `bpe:VOCAB`, checked."""
+    size = name.removeprefix("bpe:")
+    if not (size.isascii() and size.isdecimal()):
+        raise DataError(f"tokenizer {name!r}: write bpe:VOCAB with a whole number, such as bpe:4096")
+    if not LEAST_BPE <= int(size) <= MOST_BPE:
+        raise DataError(
+            f"tokenizer {name}: VOCAB is from {LEAST_BPE} (256 bytes, {SPECIALS} specials, one merge) to {MOST_BPE}"
+        )
+    return int(size)
+
+
+def train_bpe(name: str, texts: Iterable[str], corpus: str) -> Pieces:
+    """Byte-level BPE with exactly VOCAB ids, the last two being `end` and `mask`."""
+    from tokenizers import Tokenizer as Library
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    vocab = bpe_size(name)
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - SPECIALS,
+        min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    most = library.get_vocab_size() + SPECIALS
+    if most < vocab:
+        cure = f"choose bpe:{most} or less" if most >= LEAST_BPE else "use bytes, or more text"
+        raise DataError(f"tokenizer {name}: the train split of {corpus} supports {most} ids at most; {cure}")
+    return Pieces(name, library.to_str())
+
+
+def read_folder(name: str) -> Pieces:
+    """The tokenizer of `hf:DIR`: its tokenizer.json, and its own end and mask tokens where it has them."""
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"tokenizer {name}: {folder} is no folder; give one that holds a tokenizer.json")
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"tokenizer {name}: no tokenizer.json in {folder}; save one with save_pretrained of a fast one")
+    try:
+        text = path.read_text(encoding="utf-8")
+        pieces = Pieces(name, text)
+        said = _said(folder)
+    except Exception as error:  # the package raises a bare Exception for a file it cannot read
+        raise DataError(f"tokenizer {name}: {path} cannot be read ({' '.join(str(error).split())[:200]})") from error
+    end = pieces.known(said.get("eos_token"), *ENDS)
+    mask = pieces.known(said.get("mask_token"), *MASKS)
+    return Pieces(name, text, end, None if mask == end else mask)
+
+
+def choose(name: str) -> Callable[[Iterable[str], str], Tokenizer]:
+    """How to get the tokenizer `name` from the train texts of a corpus; a wrong name is an error before any work."""
+    if name == Bytes.name:
+        return lambda texts, corpus: Bytes()
+    if name.startswith("bpe:"):
+        bpe_size(name)
+        return lambda texts, corpus: train_bpe(name, texts, corpus)
+    if name.startswith("hf:") and name != "hf:":
+        found = read_folder(name)
+        return lambda texts, corpus: found
+    raise DataError(f"unknown tokenizer {name!r}: choose from bytes, bpe:VOCAB, hf:DIR")
+
+
+def _said(folder: Path) -> dict[str, Any]:
+    """What the files beside tokenizer.json say about special tokens, as text."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (path := folder / name).is_file():
+            for role, token in json.loads(path.read_text(encoding="utf-8")).items():
+                found[role] = token.get("content") if isinstance(token, dict) else token
+    return found
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size > _BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

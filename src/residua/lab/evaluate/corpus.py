@@ -1,0 +1,64 @@
+"""bits per byte = nats per token / ln 2 * tokens per byte, over the validation split of a corpus."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residua.lab.data import Tokens
+from residua.lab.evaluate.opened import Opened
+from residua.lab.train.sampler import spread
+from residua.model import token_loss
+
+
+@torch.no_grad()
+def corpus_loss(
+    opened: Opened,
+    tokens: Tokens,
+    *,
+    context: int,
+    windows: int = 0,
+    batch: int = 8,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Loss, perplexity and bits per byte on windows of `context` tokens, evenly spaced; 0 takes the whole split.
+
+    Each window starts without a past, so a longer context flatters a model: the figure belongs to its context.
+    """
+    if context < 2:
+        raise ValueError(f"context={context} must be at least 2")
+    if opened.context is not None and context > opened.context:
+        raise ValueError(f"the model takes {opened.context} tokens at most; choose a context up to that, not {context}")
+    starts = spread(len(tokens.valid), context, windows)
+    if not starts:
+        raise ValueError(f"the validation split has {len(tokens.valid)} tokens, fewer than one window of {context}")
+    nats, counted = 0.0, 0
+    for done, (inputs, targets) in enumerate(_batches(tokens, starts, context, batch)):
+        nats += float(token_loss(opened.logits(inputs), targets)) * targets.numel()
+        counted += targets.numel()
+        if progress is not None:
+            progress(min((done + 1) * batch, len(starts)), len(starts))
+    loss = nats / counted
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": loss / math.log(2) * len(tokens.valid) / tokens.valid_bytes,
+        "tokens": counted,
+        "windows": len(starts),
+        "context": context,
+        "fingerprint": tokens.manifest["fingerprint"],
+    }
+
+
+def _batches(tokens: Tokens, starts: list[int], context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for first in range(0, len(starts), batch):
+        rows = [
+            torch.from_numpy(tokens.valid[start : start + context + 1].astype("int64"))
+            for start in starts[first : first + batch]
+        ]
+        whole = torch.stack(rows)
+        yield whole[:, :-1], whole[:, 1:]

@@ -1,0 +1,104 @@
+"""open_model(path): a run of ours, a fine-tuned run, or a Hugging Face directory, as one thing with logits and text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from residua.extras import need
+from residua.lab.data import Tokenizer, load_tokenizer
+from residua.lab.data.tokenizer import Bytes, read_folder
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model to look at, with what turns text into its ids."""
+
+    model: nn.Module
+    tokenizer: Tokenizer
+    design: str
+    """Its residual design, or `base` for a Hugging Face model as it was published."""
+    vocab: int
+    context: int | None
+    """The most tokens it takes at once; None where nothing says so."""
+
+    def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t vocab"]:
+        """Of every position."""
+        if hasattr(self.model, "plan"):
+            return self.model(ids)
+        return self.model(input_ids=ids, use_cache=False).logits
+
+    def continued(self, ids: Sequence[int], tokens: int, stop: Callable[[str], bool]) -> str:
+        """The likeliest text after `ids`: up to `tokens` more, or until `stop` says that the text has ended."""
+        made: list[int] = []
+        for token in self._steps(torch.tensor([list(ids)]), tokens):
+            made.append(token)
+            if token == self.tokenizer.end or stop(self.tokenizer.decode(made)):
+                break
+        return self.tokenizer.decode([token for token in made if token != self.tokenizer.end])
+
+    def _steps(self, ids: Tensor, tokens: int) -> Any:
+        if hasattr(self.model, "plan"):
+            from residua.model.generate import stepwise
+
+            yield from (int(token) for token in stepwise(self.model, ids, tokens))  # type: ignore[arg-type]
+            return
+        with torch.inference_mode():
+            cache = None
+            for _ in range(tokens):
+                output: Any = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+                cache, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+                yield int(ids)
+
+
+def open_model(path: Path | str) -> Opened:
+    """The model in a directory: `residua train`'s, `residua finetune`'s, or Hugging Face's."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no directory; give a run of residua, or the directory of a model")
+    if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file() and not (folder / "model").is_dir():
+        return _house(folder)
+    inner = folder / "model"
+    return _hugging_face(inner if (inner / "config.json").is_file() else folder, folder)
+
+
+def _house(folder: Path) -> Opened:
+    from residua.lab.train import load_model
+
+    if not (folder / "tokenizer.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no tokenizer.json, so there is no text to give it")
+    model = load_model(folder)
+    tokenizer = load_tokenizer((folder / "tokenizer.json").read_text())
+    return Opened(model, tokenizer, model.stream.spec, model.config.vocab, None)
+
+
+def _hugging_face(folder: Path, run: Path) -> Opened:
+    need("hf", "transformers")
+    from residua.hf.registration import register_when_imported
+    from residua.hf.storage import check_weights, load_config
+    from residua.lab.finetune import design_of
+
+    register_when_imported()
+    config = load_config(str(folder))
+    check_weights(folder)
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    if (folder / "tokenizer.json").is_file():
+        tokenizer: Tokenizer = read_folder(f"hf:{folder}")
+    elif run != folder and (run / "tokenizer.json").is_file():
+        tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
+    else:
+        tokenizer = Bytes()
+    held = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.end >= held:
+        raise ValueError(f"{folder} has {held} ids, too few for {tokenizer.name}; put its own tokenizer.json there")
+    return Opened(model, tokenizer, design_of(model), held, getattr(config, "max_position_embeddings", None))

@@ -1,0 +1,380 @@
+"""collect(out): the data of every plot, from the run directories of a comparison, of one run, or of several.
+
+Plain dicts, lists and numbers that go through JSON unchanged; the plots and the report are drawn from these and from
+nothing else. Series are keyed by their folder name (slug) in the order of the plan. Over the seeds of a series stand
+the mean and, as band, the lowest and the highest seed: with a handful of seeds that is what was seen, and no claim
+about seeds that were not run. Numbers are rounded to six digits; None stands for what is not defined.
+
+    labels    slug -> label                              baseline  slug, or None if it has not finished
+    seeds     slug -> seeds finished                     missing   labels of series without a finished run
+    band      what low and high are                      notes     what a reader must know, one sentence each
+    curves    slug -> tokens, cpu_seconds (mean), loss and bits_per_byte (mean, low, high), of the validations
+    routing   slug -> sites, sources, weights [site][source] or None where a site cannot read a source, signed
+    depth     slug -> sites, position, deep, and one list for each of `OF_A_READ`, `OF_A_SITE` and the source count
+    sources   slug -> sites, and how alike the sources of each are: cosine (mean over pairs), effective_rank
+    beta      slug -> sites, and what DDL's gate does there: regimes (share of each), edges and counts of a histogram
+    quality   slug -> bits_per_byte (mean, low, high), tokens_per_cpu_second, and over the baseline: speed, memory
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua.lab.compare.execute import PLAN
+from residua.lab.compare.outcome import RESULT, ROUTING, divergence, is_done
+from residua.lab.compare.plan import ComparePlan
+from residua.lab.diagnose.record import in_deep_third
+from residua.lab.train import TrainConfig, read_metrics
+from residua.lab.train.durable import read_json
+from residua.plan import Plan
+
+BAND = "lowest to highest seed"
+DIGITS = 6
+
+OF_A_READ = ("max_weight", "normalised_entropy", "effective_sources")
+"""What a site with a single source has none of: it has no choice."""
+OF_A_SITE = ("stream_rms", "output_rms", "gradient_norm")
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """What one finished run left behind."""
+
+    number: int
+    folder: Path
+    result: Record
+    validations: Sequence[Record]
+    routing: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The finished seeds of one variant."""
+
+    label: str
+    slug: str
+    baseline: str
+    """The slug of what it is compared with."""
+    planned: int
+    seeds: Sequence[Seed]
+
+
+def collect(*outs: Path | str) -> dict[str, Any]:
+    """The data of every plot of a directory that `residua compare` or `residua train` wrote, or of several of train."""
+    return assemble(read(*outs))
+
+
+def assemble(planned: Sequence[Series]) -> dict[str, Any]:
+    """The data of every plot, of series that `read` found."""
+    series = {each.slug: each for each in planned if each.seeds}
+    baseline = planned[0].baseline
+    return {
+        "labels": {slug: each.label for slug, each in series.items()},
+        "baseline": baseline if baseline in series else None,
+        "seeds": {slug: len(each.seeds) for slug, each in series.items()},
+        "missing": [each.label for each in planned if not each.seeds],
+        "band": BAND,
+        "notes": _notes(planned),
+        "curves": {slug: _curve(each) for slug, each in series.items()},
+        **of_records(series),
+        "quality": {slug: _quality(each, series.get(each.baseline)) for slug, each in series.items()},
+    }
+
+
+def of_records(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
+    """The sections that come from the routing records of the seeds alone."""
+    parts = {"routing": _routing, "depth": _depth, "sources": _sources, "beta": _beta}
+    return {
+        name: {slug: found for slug, each in series.items() if (found := part(each)) is not None}
+        for name, part in parts.items()
+    }
+
+
+def read(*outs: Path | str) -> list[Series]:
+    """The series of a comparison, or of one or several runs; at least one has a finished seed."""
+    folders = [Path(out) for out in outs]
+    if len(folders) == 1 and (folders[0] / PLAN).exists():
+        planned = _comparison(folders[0])
+    else:
+        planned = _alone(folders)
+    if not any(each.seeds for each in planned):
+        named = ", ".join(map(str, folders))
+        raise ValueError(f"{named} holds no finished run; run the same command again to finish it")
+    return planned
+
+
+def _comparison(out: Path) -> list[Series]:
+    plan = ComparePlan.from_json(read_json(out / PLAN))
+    folders: dict[str, list[tuple[Path, int]]] = {}
+    for run in plan.runs({}):  # the rates decide nothing about where a run lies
+        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
+    broken = {slug for slug, found in folders.items() if any(divergence(folder) for folder, _ in found)}
+    return [
+        Series(
+            variant.label,
+            variant.slug,
+            plan.baseline_of(variant).slug,
+            len(folders[variant.slug]),
+            # as in the table: the seeds that a diverging design survives would flatter it
+            []
+            if variant.slug in broken
+            else [_read(folder, seed) for folder, seed in folders[variant.slug] if is_done(folder)],
+        )
+        for variant in plan.variants()
+    ]
+
+
+def _alone(folders: Sequence[Path]) -> list[Series]:
+    """Runs that no plan ties together: those whose configs differ by the seed alone are one series."""
+    groups: dict[str, list[tuple[Path, TrainConfig]]] = {}
+    for folder in folders:
+        if (folder / PLAN).exists():
+            raise ValueError(f"{folder} is a comparison; give it alone, or give directories of runs")
+        if not (folder / "config.json").exists():
+            raise ValueError(
+                f"{folder} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
+            )
+        config = TrainConfig.from_json(read_json(folder / "config.json"))
+        groups.setdefault(replace(config, seed=0).digest, []).append((folder, config))
+    designs = [members[0][1].design for members in groups.values()]
+    labels = [
+        config.design if designs.count(config.design) == 1 else f"{config.design} | {folder.name}"
+        for (folder, config), *_ in groups.values()
+    ]
+    slugs = [slug_of(label) for label in labels]
+    slugs = [slug if slugs.count(slug) == 1 else f"{slug}-{place}" for place, slug in enumerate(slugs)]
+    return [
+        Series(
+            label,
+            slug,
+            slugs[0],
+            len(members),
+            [_read(folder, config.seed) for folder, config in members if (folder / RESULT).exists()],
+        )
+        for label, slug, members in zip(labels, slugs, groups.values(), strict=True)
+    ]
+
+
+def _read(folder: Path, seed: int) -> Seed:
+    validations = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "valid"]
+    if not validations:
+        raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
+    routing = read_json(folder / ROUTING) if (folder / ROUTING).exists() else None
+    return Seed(seed, folder, read_json(folder / RESULT), validations, routing)
+
+
+def _notes(planned: Sequence[Series]) -> list[str]:
+    said = [
+        f"{each.label}: {len(each.seeds)} of {each.planned} seeds so far."
+        for each in planned
+        if 0 < len(each.seeds) < each.planned
+    ]
+    missing = [each.label for each in planned if not each.seeds]
+    if missing:
+        said.append(f"Not finished and left out: {', '.join(missing)}.")
+    if len({seed.result["fingerprint"] for each in planned for seed in each.seeds}) > 1:
+        said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
+    return said
+
+
+def _curve(series: Series) -> dict[str, Any]:
+    by_tokens = [{line["tokens"]: line for line in seed.validations} for seed in series.seeds]
+    tokens = sorted(set.intersection(*(set(lines) for lines in by_tokens)))
+    if not tokens:
+        raise ValueError(f"the seeds of {series.label} were validated at different steps; {_STRANGER}")
+
+    def at(read: Callable[[Record], float]) -> list[list[float]]:
+        return [[read(lines[count]) for lines in by_tokens] for count in tokens]
+
+    return {
+        "tokens": tokens,
+        "cpu_seconds": [rounded(fmean(each)) for each in at(lambda line: line["time"]["cpu_seconds"])],
+        "loss": _bands(at(lambda line: line["loss"])),
+        "bits_per_byte": _bands(at(lambda line: line["bits_per_byte"])),
+    }
+
+
+def _routing(series: Series) -> dict[str, Any] | None:
+    """The mean weights of the sites that mix; None for a design, or a run, without any."""
+    records = _records(series)
+    if records is None:
+        return None
+    mixing = [site for site in records[0]["sites"] if all(site["site"] in each["mean_weights"] for each in records)]
+    if not mixing:
+        return None
+    sources = in_depth_order(
+        {site["site"]: site["index"] for site in records[0]["sites"]}, [s["sources"] for s in mixing]
+    )
+    weights = []
+    for site in mixing:
+        own = _means(each["mean_weights"][site["site"]] for each in records)
+        known = dict(zip(site["sources"], own, strict=True))
+        weights.append([known.get(source) for source in sources])
+    kinds = {site["routing"]["weights"] for each in records for site in each["sites"] if "routing" in site}
+    return {
+        "sites": [site["site"] for site in mixing],
+        "sources": sources,
+        "weights": weights,
+        "signed": "signed" in kinds or any(weight is not None and weight < 0 for row in weights for weight in row),
+    }
+
+
+def _depth(series: Series) -> dict[str, Any] | None:
+    """Every site's numbers in reading order; None for a run whose routing was not looked at."""
+    records = _records(series)
+    if records is None:
+        return None
+    sites = records[0]["sites"]
+    blocks = [site["layer"] for site in sites]
+    plan = Plan.regular(1, max(1, blocks[-1]))
+    return {
+        "sites": [site["site"] for site in sites],
+        "position": [rounded(b + blocks[:i].count(b) / blocks.count(b)) for i, b in enumerate(blocks)],
+        "deep": [in_deep_third(plan, block) for block in blocks],
+        "source_count": [len(site["sources"]) for site in sites],
+        **{key: _means([_of_a_read(site, key) for site in each["sites"]] for each in records) for key in OF_A_READ},
+        **{key: _means([site.get(key) for site in each["sites"]] for each in records) for key in OF_A_SITE},
+    }
+
+
+def _sources(series: Series) -> dict[str, Any] | None:
+    """How alike the sources of a site are; None where no record compared them."""
+    records = _records(series)
+    if records is None:
+        return None
+
+    def cosine(site: Record) -> float | None:
+        matrix, n = site.get("routing", {}).get("cosine"), len(site["sources"])
+        if matrix is None or n < 2:
+            return None
+        pairs = [matrix[i][j] for i in range(n) for j in range(i)]
+        return None if None in pairs else fmean(pairs)
+
+    found = {
+        "cosine": _means([cosine(site) for site in each["sites"]] for each in records),
+        "effective_rank": _means([_of_a_read(site, "effective_rank") for site in each["sites"]] for each in records),
+    }
+    if all(value is None for values in found.values() for value in values):
+        return None
+    return {"sites": [site["site"] for site in records[0]["sites"]], **found}
+
+
+def _beta(series: Series) -> dict[str, Any] | None:
+    """The gate of DDL at the sites that have one; None for the other designs."""
+    records = _records(series)
+    gated = [site["site"] for site in records[0]["sites"] if "beta" in site] if records else []
+    if not records or not gated:
+        return None
+    seeds = [[site["beta"] for site in each["sites"] if site["site"] in gated] for each in records]
+    return {
+        "sites": gated,
+        "regimes": {
+            name: _means([beta["regimes"][name] for beta in betas] for betas in seeds)
+            for name in seeds[0][0]["regimes"]
+        },
+        "edges": seeds[0][0]["edges"],
+        "counts": [
+            [sum(counts) for counts in zip(*(betas[place]["counts"] for betas in seeds), strict=True)]
+            for place in range(len(gated))
+        ],
+    }
+
+
+def _quality(series: Series, baseline: Series | None) -> dict[str, Any]:
+    def over(read: Callable[[Series], float | None]) -> float | None:
+        own, base = read(series), None if baseline is None else read(baseline)
+        return None if own is None or not base else rounded(own / base)
+
+    speed = _speed(series)
+    return {
+        "baseline": None if baseline is None else baseline.slug,
+        "parameters": series.seeds[0].result["parameters"],
+        "bits_per_byte": _band([seed.result["bits_per_byte"] for seed in series.seeds]),
+        "tokens_per_cpu_second": None if speed is None else rounded(speed),
+        "speed": over(_speed),
+        "memory": over(lambda each: fmean(seed.result["time"]["peak_memory"] for seed in each.seeds)),
+    }
+
+
+def _speed(series: Series) -> float | None:
+    """Tokens per processor second, the mean over seeds, as in the table; None where a clock did not move."""
+    spent = [(seed.result["tokens"], seed.result["time"]["cpu_seconds"]) for seed in series.seeds]
+    return fmean(tokens / seconds for tokens, seconds in spent) if all(seconds for _, seconds in spent) else None
+
+
+_STRANGER = "they are not of one plan: delete the odd one and run the comparison again"
+
+
+def _records(series: Series) -> list[Record] | None:
+    """The routing of every seed, all of one shape; None where it was not looked at."""
+    records = [seed.routing for seed in series.seeds if seed.routing is not None]
+    if len(records) < len(series.seeds):
+        return None
+    shapes = [[(site["site"], site["sources"]) for site in each["sites"]] for each in records]
+    for seed, shape in zip(series.seeds, shapes, strict=True):
+        if shape != shapes[0]:
+            raise ValueError(f"{seed.folder} has other sites or sources than {series.seeds[0].folder}; {_STRANGER}")
+    return records
+
+
+def _of_a_read(site: Record, key: str) -> float | None:
+    return site["routing"].get(key) if "routing" in site and len(site["sources"]) > 1 else None
+
+
+def slug_of(label: str) -> str:
+    """A label as a key, and as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-") or "run"
+
+
+def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> list[str]:
+    """Every source that some site reads, the shallow before the deep.
+
+    A source is as deep as the site it is named after (by `sites`, name -> index), else as its last number. Without a
+    number (`embed`, `evicted`, `partial`) it comes before those that have one, or after them if it is the newest
+    source of every site that reads it beside others. Equals keep the order in which they are first read.
+    """
+    first: dict[str, int] = {}
+    for name in (name for read in reads for name in read):
+        first.setdefault(name, len(first))
+
+    def place(name: str) -> tuple[int, int, int]:
+        numbers = re.findall(r"\d+", name)
+        if name in sites:
+            return 0, sites[name], first[name]
+        if numbers:
+            return 0, int(numbers[-1]), first[name]
+        beside = [read for read in reads if name in read and len(read) > 1]
+        return (1 if beside and all(read[-1] == name for read in beside) else -1), 0, first[name]
+
+    return sorted(first, key=place)
+
+
+def _means(seeds: Iterable[Sequence[float | None]]) -> list[float | None]:
+    """The mean over seeds of each entry; None where a seed has none, or none that is finite."""
+    found: list[float | None] = []
+    for each in zip(*seeds, strict=True):
+        known = [value for value in each if value is not None and math.isfinite(value)]
+        found.append(rounded(fmean(known)) if len(known) == len(each) else None)
+    return found
+
+
+def _band(values: Sequence[float]) -> dict[str, float]:
+    return {"mean": rounded(fmean(values)), "low": rounded(min(values)), "high": rounded(max(values))}
+
+
+def _bands(points: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    found = [_band(point) for point in points]
+    return {key: [band[key] for band in found] for key in ("mean", "low", "high")}
+
+
+def rounded(value: float) -> float:
+    """To six significant digits: more than any seed repeats, and short in a file."""
+    return float(f"{value:.{DIGITS}g}")

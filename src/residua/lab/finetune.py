@@ -1,0 +1,223 @@
+"""finetune(config, out): a Hugging Face checkpoint through the loop of `residua train`.
+
+The same batches, schedule, checkpoints, resume and safety; two rates, because what conversion added starts from
+nothing and what it kept does not (the official fine-tune: 5e-5 and 5e-3). The run leaves a Hugging Face directory,
+`model/`, that `from_pretrained` loads. A checkpoint that was not converted trains by its own network: the base
+beside which a conversion is judged.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from residua.hf.storage import check_weights, load_config
+from residua.lab.train import Result, train
+from residua.lab.train.diverge import Diverged
+from residua.lab.train.folder import Resume
+from residua.lab.train.recipe import Recipe
+from residua.lab.train.reproducible import device_of
+from residua.lab.train.run import Listener
+from residua.lab.train.sampler import Batch, Tokens
+from residua.lab.train.subject import Subject
+from residua.spec import parse, render
+
+MODEL = "model"
+"""The folder of a run that holds the fine-tuned model, as Hugging Face saves one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinetuneConfig(Recipe):
+    """Which checkpoint, and how it is trained on."""
+
+    checkpoint: Annotated[str, "Directory of the Hugging Face model, or a hub name."] = ""
+    design: Annotated[str | None, "Convert to this design first; by default the checkpoint is taken as it is."] = None
+    layout: Annotated[str | None, "With --design: sublayers to insert, such as swa:window=16,attn,mlp."] = None
+    freeze: Annotated[bool, "Train what conversion added, and nothing else."] = False
+    lr: Annotated[float, "Learning rate of the base."] = 5e-5
+    residual_lr: Annotated[float | None, "Learning rate of the design's own parameters."] = 5e-3
+    weight_decay: Annotated[float, "Of matrices; norms, embeddings and the design's own have none."] = 0.0
+    tokenizer: Annotated[str, "auto: the checkpoint's own, else bytes. Or bytes, bpe:VOCAB, hf:DIR."] = "auto"
+
+    def __post_init__(self) -> None:
+        Recipe.__post_init__(self)  # super() has no class to start from in a dataclass with slots
+        if not self.checkpoint:
+            raise ValueError("name the checkpoint to fine-tune: a directory of a Hugging Face model, or a hub name")
+        if self.design is not None:
+            object.__setattr__(self, "design", render(*parse(self.design)))
+        elif self.layout is not None:
+            raise ValueError("layout inserts sublayers while converting; name the design too, with --design")
+        if self.tokenizer == "auto":
+            own = (Path(self.checkpoint) / "tokenizer.json").is_file()
+            object.__setattr__(self, "tokenizer", f"hf:{self.checkpoint}" if own else "bytes")
+
+
+def finetune(
+    config: FinetuneConfig,
+    out: Path | str,
+    *,
+    tokens: Tokens | None = None,
+    resume: Resume = "auto",
+    track: tuple[str, ...] = (),
+    on_event: Listener | None = None,
+) -> Result:
+    """Fine-tune in directory `out`, or go on from what is there. Arguments and errors are those of `train`."""
+    load_config(config.checkpoint)  # a wrong name is said before a corpus is read
+    if Path(config.checkpoint).is_dir():
+        check_weights(Path(config.checkpoint))
+    listen = on_event or (lambda event: None)
+
+    def say(line: str) -> None:
+        listen({"kind": "data", "step": 0, "text": line})
+
+    return train(
+        config, out, tokens=tokens, resume=resume, track=track, on_event=on_event,
+        subject=lambda made: Converted(config, made, say),
+    )  # fmt: skip
+
+
+class Converted(Subject):
+    """A causal language model of transformers, converted or not."""
+
+    def __init__(self, config: FinetuneConfig, tokens: Tokens, say: Callable[[str], None]) -> None:
+        self.config, self.tokens = config, tokens
+        self.model: Any = _load(config, say).to(device_of(config))
+        held = self.model.get_input_embeddings().weight.shape[0]
+        used = 1 + max(int(tokens.train.max()), int(tokens.valid.max()))  # a mask token, never shown, may lie above
+        if used > held:
+            raise ValueError(f"tokenizer {config.tokenizer} uses {used} ids and the model has {held}; use its own")
+        self.design = design_of(self.model)
+        if config.freeze:
+            self._freeze()
+        if config.checkpointed:
+            self.model.gradient_checkpointing_enable()
+        self.model.train()
+
+    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+        return forward(input_ids=ids, use_cache=False).logits
+
+    def groups(self) -> Mapping[str, str]:
+        return group_of(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        return {"checkpoint": self.config.checkpoint, "design": self.design}
+
+    def look(self, ids: Tensor) -> dict[str, Any]:
+        """How the reads are routed now: the means over sites that `compare` reports."""
+        if self.design == "base":
+            return {}
+        from residua.lab.diagnose import record_routing
+
+        with torch.no_grad(), record_routing(self.model, weights=False, similarity=False) as record:
+            self.model(input_ids=ids, use_cache=False)
+        return {"routing": record.summary()}
+
+    def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                return Diverged(step, name, f"the loss is {loss}: parameter {name} is not finite since the last update")
+        where = _first_broken(self.model, batches)
+        return Diverged(step, where, f"the loss is {loss}: first not finite is the output of {where}")
+
+    def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
+        gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
+        broken = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
+        if broken:
+            return Diverged(step, broken[-1], f"the gradient of {broken[-1]} is not finite, though the loss is")
+        name, gradient = max(gradients, key=lambda pair: float(pair[1].norm()))
+        return Diverged(
+            step, name,
+            f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {name} "
+            f"({float(gradient.norm()):.3g})",
+        )  # fmt: skip
+
+    def finish(self, folder: Path) -> None:
+        """Leave a directory that `from_pretrained` loads, with the tokenizer of the checkpoint beside it."""
+        scratch, target = folder / f".{MODEL}.writing", folder / MODEL
+        shutil.rmtree(scratch, ignore_errors=True)
+        self.model.save_pretrained(scratch)
+        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (beside := Path(self.config.checkpoint) / name).is_file():
+                shutil.copyfile(beside, scratch / name)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+
+    def _freeze(self) -> None:
+        if self.design == "base":
+            raise ValueError("freeze leaves nothing to train in a checkpoint that was not converted; name a --design")
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(is_added(name))
+
+
+def design_of(model: Any) -> str:
+    """The residual design of a transformers model as a spec string; `base` for one that was not converted."""
+    from residua.lab.diagnose._wrap import find_stream
+
+    return find_stream(model).spec if getattr(model.config, "stream", None) else "base"
+
+
+def is_added(name: str) -> bool:
+    """Whether conversion added a parameter: the design's own, and inserted sublayers."""
+    return "stream" in name.split(".") or "inserted" in name.split(".")
+
+
+def group_of(model: nn.Module) -> dict[str, str]:
+    """The optimizer group of every parameter of a transformers model, by its name."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    found: dict[str, str] = {}
+    for path, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            name = f"{path}.{own}" if path else own
+            if is_added(name):
+                found[name] = "stream"
+            elif module is head:
+                found[name] = "head"
+            elif parameter.ndim >= 2 and not isinstance(module, nn.Embedding):
+                found[name] = "matrices"
+            else:
+                found[name] = "plain"
+    return found
+
+
+def _load(config: FinetuneConfig, say: Callable[[str], None]) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    import residua.hf.registration
+
+    residua.hf.registration.register_when_imported()
+    if config.design is not None:
+        from residua.hf.convert import convert
+
+        return convert(
+            config.checkpoint, config.design, layout=config.layout, dtype=torch.float32, seed=config.seed, say=say
+        )
+    return AutoModelForCausalLM.from_pretrained(config.checkpoint, dtype=torch.float32, use_safetensors=True)
+
+
+def _first_broken(model: nn.Module, batches: list[Batch]) -> str:
+    """The first module of a forward pass whose output is not finite."""
+    found: list[str] = []
+
+    def watch(name: str) -> Callable[..., None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) and output else output
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                found.append(name)
+
+        return look
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules() if name]
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                model(input_ids=batch.inputs, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else "the cross entropy"

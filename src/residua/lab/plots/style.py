@@ -1,0 +1,82 @@
+"""One look for all plots: the palette, the settings, and the colour, dash and marker of a series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+Figures = Mapping[str, Any]
+"""What `residua.lab.figures.collect` gives."""
+
+OKABE_ITO: Mapping[str, str] = {
+    "black": "#000000",
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "green": "#009E73",
+    "purple": "#CC79A7",
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "yellow": "#F0E442",
+}
+CYCLE = ("blue", "vermillion", "green", "purple", "orange", "sky")
+"""Yellow is left out: a thin line of it cannot be seen on white."""
+DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+MARKERS = "osD^vP"
+
+GREY, PALE = "#666666", "#ececec"
+
+SETTINGS: Mapping[Any, Any] = {
+    "figure.dpi": 150,
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same everywhere
+    "font.size": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": PALE,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a label is a spec, never a formula
+    "svg.hashsalt": "residua",
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw under our settings, whatever the user's own are."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a series looks, in every plot."""
+
+    colour: str
+    dash: Any
+    marker: str
+
+
+def styles(figures: Figures) -> dict[str, Style]:
+    """The look of every series, by slug."""
+    found, baselines = {}, {each["baseline"] for each in figures["quality"].values()}
+    black = others = 0
+    for slug in figures["labels"]:
+        if slug in baselines:
+            found[slug] = Style(OKABE_ITO["black"], DASHES[black % len(DASHES)], MARKERS[black % len(MARKERS)])
+            black += 1
+        else:
+            turn, colour = divmod(others, len(CYCLE))
+            found[slug] = Style(OKABE_ITO[CYCLE[colour]], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
+            others += 1
+    return found

@@ -1,0 +1,51 @@
+"""One self-contained page that shows what each design routes, where it collapses, what it costs and how it compares.
+
+write("runs/demo")                     the page of a comparison, runs/demo/report.html
+write("runs/a", "runs/b", out=...)     of several runs
+write_inspection(data, path)           of one model and prompt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from residua.lab.report.data import PROMPT as PROMPT
+from residua.lab.report.data import gather as gather
+from residua.lab.report.inspection import inspection as inspection
+from residua.lab.report.page import render as render
+
+NAME = "report.html"
+
+
+def write(
+    *runs: Path | str,
+    out: Path | str | None = None,
+    prompt: str = PROMPT,
+    checkpoints: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Path:
+    """Write the page of a comparison or of runs; where it is: `report.html` in the first directory by default.
+
+    Equal input gives equal bytes. Nothing is written if anything is wrong.
+    """
+    text = render(gather(*runs, prompt=prompt, checkpoints=checkpoints, progress=progress))
+    path = Path(runs[0]) / NAME if out is None else Path(out)
+    save(path, text)
+    return path
+
+
+def write_inspection(data: Mapping[str, Any], out: Path | str) -> Path:
+    """Write the page of one model and prompt; `residua.lab.report.inspection` says what the data are."""
+    text = render(inspection(data))
+    save(Path(out), text)
+    return Path(out)
+
+
+def save(path: Path, text: str) -> None:
+    """Write a page whole or not at all: a reader may have the old one open."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(f".{path.name}.writing")
+    scratch.write_text(text, encoding="utf-8", newline="\n")
+    scratch.replace(path)

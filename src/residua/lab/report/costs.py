@@ -1,0 +1,64 @@
+"""costs(series): what each design was predicted to cost and what it was measured to cost, side by side.
+
+Predicted is `lab.cost.predict` of the run's own configuration and batch. Operations alone are a floor of the cost
+and bytes moved an upper bound, since caches save some of them: the measured speed is expected between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from residua.lab.cost import predict
+from residua.lab.figures import Record, Series, rounded
+from residua.lab.train import TrainConfig
+from residua.lab.train.durable import read_json
+
+
+def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]:
+    """One entry a series, in order; None where a run keeps no configuration."""
+    found = {each.slug: _cost(each, drawn["quality"][each.slug]) for each in shown}
+    for each in shown:
+        own, base = found[each.slug], found.get(each.baseline)
+        if own is None or base is None:
+            continue
+        own["speed_by_operations"] = rounded(base["operations"] / own["operations"])
+        own["speed_by_bytes"] = rounded(base["bytes_moved"] / own["bytes_moved"])
+        own["extra_memory"] = own["peak_memory"] - base["peak_memory"]
+        own["extra_saved"] = own["saved_bytes"] - base["saved_bytes"]
+    return list(found.values())
+
+
+def _cost(series: Series, quality: Record) -> dict[str, Any] | None:
+    folder = series.seeds[0].folder
+    if not (folder / "config.json").is_file() or not (folder / "manifest.json").is_file():
+        return None
+    config, manifest = TrainConfig.from_json(read_json(folder / "config.json")), read_json(folder / "manifest.json")
+    vocab = manifest["data"].get("tokenizer", {}).get("vocab")
+    if vocab is None:
+        return None
+    path = "fused" if manifest.get("kernels") else "reference"
+    cost = predict(config.model(vocab), config.context, batch=config.batch, path=path)
+    tokens = config.batch * config.context
+    return {
+        "parameters": cost.parameters,
+        "stream_parameters": cost.stream_parameters,
+        "operations": rounded(cost.flops / tokens),
+        "stream_operations": rounded(cost.stream_flops / tokens),
+        "bytes_moved": rounded(cost.bytes_moved / tokens),
+        "saved_bytes": cost.saved_bytes,
+        "state_bytes": cost.state_bytes // tokens,
+        "cache_bytes": cost.cache_bytes // config.batch,
+        "path": path,
+        "context": config.context,
+        "batch": config.batch,
+        "speed_by_operations": None,
+        "speed_by_bytes": None,
+        "extra_memory": None,
+        "extra_saved": None,
+        "speed": quality["speed"],
+        "memory": quality["memory"],
+        "tokens_per_cpu_second": quality["tokens_per_cpu_second"],
+        "peak_memory": round(fmean(seed.result["time"]["peak_memory"] for seed in series.seeds)),
+    }

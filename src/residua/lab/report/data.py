@@ -1,0 +1,244 @@
+"""gather(runs): everything the page shows, as plain values; the page is drawn from this and from nothing else.
+
+The numbers are those of `lab.figures` (loss, depth, quality), of the results of a comparison (the table), of the
+plan of the model (predicted cost), and of one look at each checkpoint with a prompt (tokens, gradients, attention).
+A view whose data a run does not have is named in `absent`, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua.lab import figures
+from residua.lab.compare.execute import PLAN
+from residua.lab.figures import Record, Seed, Series, rounded
+from residua.lab.plots.style import DASHES, OKABE_ITO, styles
+from residua.lab.report import explorer as explorers
+from residua.lab.report.colour import DIVERGING, SEQUENTIAL
+from residua.lab.report.costs import costs
+from residua.lab.report.look import Look, look
+from residua.lab.report.runs import run_data
+from residua.lab.report.summary import summary
+from residua.lab.report.text import visible, visible_token, visible_tree
+from residua.lab.train import CheckpointError, TrainConfig, load_model
+from residua.lab.train.durable import read_json
+
+FORMAT = 1
+PROMPT = "Return a list of the words in the string. Return a list of the lines."
+MOST_TOKENS = 128
+VALIDATED, PROMPTED = "validation text", "the prompt"
+"""What mean weights are means over."""
+PAPER = {"states": 0.2, "deltas": 0.6, "source": "arXiv 2605.18855, deep layers"}
+"""The largest weight of a read that the Delta paper reports of routing over states and over deltas."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the seeds of a series showed on the prompt; None and the reason where they could not be asked."""
+
+    tokens: list[str] | None
+    looks: list[Look | None]
+    reason: str
+
+
+def gather(
+    *runs: Path | str, prompt: str = PROMPT, checkpoints: bool = True, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The data of a page for a comparison, or for one or several runs.
+
+    prompt:      the text whose tokens are followed through every model.
+    checkpoints: whether to load the models; without, the page has means only.
+    """
+    if not runs:
+        raise ValueError("name a directory that residua compare or residua train wrote")
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one character")
+    planned = figures.read(*runs)
+    tell = progress or (lambda text: None)
+    looked = {each.slug: _look(each, prompt, checkpoints, tell) for each in planned if each.seeds}
+    kept = {each.slug for each in planned if all(seed.routing is not None for seed in each.seeds)}
+    notes: list[str] = []
+    planned = [_completed(each, looked.get(each.slug), notes) for each in planned]
+    drawn = figures.assemble(planned)
+    shown = [each for each in planned if each.seeds]
+    routes = {
+        each.slug: explorers.explorer(
+            drawn["routing"][each.slug],
+            [
+                (seed.number, seed.routing, found)
+                for seed, found in zip(each.seeds, looked[each.slug].looks, strict=True)
+                if seed.routing is not None
+            ],
+            looked[each.slug].tokens,
+            VALIDATED if each.slug in kept else PROMPTED,
+        )
+        for each in shown
+        if each.slug in drawn["routing"]
+    }
+    notes += explorers.bound(routes)
+    notes += explorers.pack(routes, {slug: found.looks for slug, found in looked.items()})
+    first = Path(runs[0])
+    table = summary(first if (first / PLAN).exists() else None, shown, drawn)
+    data = {
+        "format": FORMAT,
+        "title": visible(" + ".join(Path(run).resolve().name for run in runs)),
+        "kind": "comparison" if (first / PLAN).exists() else "runs",
+        "notes": [*table.pop("notes"), *drawn["notes"], *notes],
+        "band": drawn["band"],
+        "colours": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
+        "series": _series(shown, drawn),
+        "summary": table,
+        "curves": _listed(shown, drawn["curves"]),
+        "quality": _listed(shown, drawn["quality"]),
+        "depth": [depth_of(drawn, each.slug, looked[each.slug].looks) for each in shown],
+        "paper": PAPER,
+        "beta": _listed(shown, drawn["beta"]),
+        "routing": _listed(shown, routes),
+        "prompt": prompt,
+        "axes": [
+            axes_of(routes.get(each.slug), drawn["routing"].get(each.slug), looked[each.slug].looks) for each in shown
+        ],
+        "costs": costs(shown, drawn),
+        "runs": run_data(first, shown, looked=checkpoints),
+    }
+    data["absent"] = _absent(data, shown, looked)
+    checked: Any = visible_tree(data)
+    # the packed weights are ours and longer than any name
+    for before, after in zip(data["routing"], checked["routing"], strict=True):
+        if before is not None:
+            after["packed"] = before["packed"]
+    return checked
+
+
+def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> _Looked:
+    nothing: list[Look | None] = [None] * len(series.seeds)
+    if not wanted:
+        return _Looked(None, nothing, "the checkpoints were not asked for (--no-checkpoints)")
+    try:
+        found, tokens = [], None
+        for seed in series.seeds:
+            tell(f"looking at {series.label}, seed {seed.number}")
+            tokens, seen = _look_at(seed, prompt)
+            found.append(seen)
+    except (CheckpointError, OSError, ValueError, KeyError) as error:
+        # a run whose checkpoints were deleted to save space still has its curves; a page names no path of a machine
+        said = str(error).replace(str(seed.folder), f"seed {seed.number}")
+        return _Looked(None, nothing, f"the model cannot be loaded: {visible(said, 300)}")
+    return _Looked(tokens, [*found], "")
+
+
+def _look_at(seed: Seed, prompt: str) -> tuple[list[str], Look]:
+    import torch
+
+    from residua.lab.data import load_tokenizer
+
+    config = TrainConfig.from_json(read_json(seed.folder / "config.json"))
+    kept = seed.folder / "tokenizer.json"
+    if not kept.is_file() and config.tokenizer != "bytes":
+        raise ValueError("the run keeps no tokenizer.json")
+    tokenizer = load_tokenizer(kept.read_text() if kept.is_file() else '{"name": "bytes"}')
+    ids = tokenizer.encode(prompt)[: min(MOST_TOKENS, config.context)]
+    if not ids:
+        raise ValueError("the prompt has no token")
+    return [visible_token(tokenizer, index) for index in ids], look(load_model(seed.folder), torch.tensor([ids]))
+
+
+def _completed(series: Series, looked: _Looked | None, notes: list[str]) -> Series:
+    """A run of `residua train` keeps no routing: what the prompt showed stands for it, and is called that."""
+    if looked is None or all(seed.routing is not None for seed in series.seeds) or not all(looked.looks):
+        return series
+    notes.append(f"{series.label}: its routing is that of the prompt; only residua compare averages validation text.")
+    pairs = zip(series.seeds, looked.looks, strict=True)
+    return replace(series, seeds=[replace(seed, routing=found.record) for seed, found in pairs if found is not None])
+
+
+def _series(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any]]:
+    looks, names = styles(drawn), {value: name for name, value in OKABE_ITO.items()}
+    return [
+        {
+            "label": visible(each.label),
+            "colour": names[looks[each.slug].colour],
+            "dash": DASHES.index(looks[each.slug].dash),
+            "seeds": [seed.number for seed in each.seeds],
+            "baseline": each.slug == each.baseline,
+        }
+        for each in shown
+    ]
+
+
+def _listed(shown: Sequence[Series], section: Mapping[str, Any]) -> list[Any]:
+    return [section.get(each.slug) for each in shown]
+
+
+def depth_of(drawn: Record, slug: str, looks: Sequence[Look | None]) -> dict[str, Any] | None:
+    """The numbers over depth, with the similarity of the sources, and the prompt's gradients where there are no
+    others."""
+    depth = drawn["depth"].get(slug)
+    if depth is None:
+        return None
+    blank = [None] * len(depth["sites"])
+    alike = drawn["sources"].get(slug, {"cosine": blank, "effective_rank": blank})
+    found = {**depth, "cosine": alike["cosine"], "effective_rank": alike["effective_rank"]}
+    found["gradient_of"] = "validation"
+    seen = [each for each in looks if each is not None]
+    if seen and all(value is None for value in depth["gradient_norm"]):
+        sites = [[site["gradient_norm"] for site in each.record["sites"]] for each in seen]
+        found["gradient_norm"] = [
+            None if None in values else rounded(fmean(values)) for values in zip(*sites, strict=True)
+        ]
+        found["gradient_of"] = "prompt"
+    return found
+
+
+def axes_of(route: Record | None, routing: Record | None, looks: Sequence[Look | None]) -> dict[str, Any]:
+    """The same number on both axes: the mean weight of what lies 0, 1, 2, ... steps back."""
+    found: dict[str, Any] = {"depth": None, "sequence": None}
+    if route is not None and routing is not None and _is_ordered(route):
+        found["depth"] = {
+            "sites": route["sites"],
+            "weights": [
+                [row[source] for source in reversed(reads)]
+                for row, reads in zip(routing["weights"], route["reads"], strict=True)
+            ],
+            "signed": routing["signed"],
+        }
+    seen = [each.attention for each in looks if each is not None]
+    if seen and seen[0]:
+        found["sequence"] = {
+            "sites": list(seen[0]),
+            "weights": [
+                [rounded(fmean(values)) for values in zip_longest(*(each[site] for each in seen), fillvalue=0.0)]
+                for site in seen[0]
+            ],
+        }
+    return found
+
+
+def _is_ordered(route: Record) -> bool:
+    """Whether sources are older and newer. Parallel streams, which every site reads alike, are not."""
+    return len({tuple(reads) for reads in route["reads"]}) > 1
+
+
+def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, _Looked]) -> dict[str, str]:
+    """Views without data, and why."""
+    said: dict[str, str] = {}
+    reasons = sorted({f"{each.label}: {looked[each.slug].reason}" for each in shown if looked[each.slug].reason})
+    because = "; ".join(reasons)
+    if not any(data["routing"]):
+        said["routing"] = because or "No design here mixes sources: there are no weights to show."
+    if not any(each and each["tokens"] for each in data["routing"]):
+        said["tokens"] = because or "No design here mixes sources."
+    if not any(data["depth"]):
+        said["depth"] = because or "No run here was looked at site by site."
+    if not any(each[axis] for each in data["axes"] for axis in ("depth", "sequence")):
+        said["axes"] = because or "No design here reads along depth, and no layout attends along the sequence."
+    if not any(data["costs"]):
+        said["costs"] = "The runs keep neither their configuration nor their vocabulary, so nothing can be predicted."
+    return {key: visible(text, 600) for key, text in said.items()}

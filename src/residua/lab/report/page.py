@@ -1,0 +1,395 @@
+"""render(data): the whole page as one text: style, script, data and pictures inside, nothing fetched from anywhere.
+
+A content-security policy allows the one script and the one style by their hash, and nothing else: no other script, no
+request, no frame, no form. Text is escaped by the template, and the data cannot close their element.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua._version import __version__
+from residua.lab.report import svg
+from residua.lab.report.look import MOST_OFFSETS
+
+HERE = Path(__file__).parent
+SCRIPTS = ("core", "chart", "heat", "explorer", "views")
+TABLED = 1500
+"""Cells up to which a map is a table too."""
+STATIC_TOKENS = 80
+
+VIEWS = {
+    "summary": ("Summary", "Best first, the noise stated, the cost beside the quality."),
+    "curves": ("Curves", "Validation loss against tokens seen and against processor time."),
+    "routing": ("Routing explorer", "Which earlier outputs every sublayer reads, and how strongly."),
+    "depth": ("Depth", "How the network changes from its first block to its head."),
+    "axes": ("Two axes", "The same operator over tokens and over layers, as these runs use it."),
+    "costs": ("Costs", "What the designs cost here, beside what counting predicts."),
+    "runs": ("Runs", "Where every number comes from, and how to make it again."),
+}
+MEASURED = {
+    "max_weight": "largest weight of a read",
+    "normalised_entropy": "entropy of a read (1: all alike)",
+    "effective_sources": "effective sources",
+    "cosine": "similarity of the sources (cosine)",
+    "stream_rms": "RMS of what the site reads",
+    "output_rms": "RMS of what the sublayer adds",
+    "gradient_norm": "gradient norm at its output",
+}
+SHARES = ("max_weight", "normalised_entropy")
+REGIMES = {"identity": "c-sky", "projection": "c-blue", "reflection": "c-vermillion", "between": "c-none"}
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The page of what `gather` or an inspection found."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader([HERE, HERE / "views"]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    css = (HERE / "figure.css").read_text() + (HERE / "style.css").read_text()
+    script = _script()
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(css)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    inspected = data["kind"] == "inspection"
+    left_out = ("summary", "curves", "costs", "runs") if inspected else ()
+    views = [{"key": key, "title": title, "lead": lead} for key, (title, lead) in VIEWS.items() if key not in left_out]
+    measured = [
+        (key, title)
+        for key, title in MEASURED.items()
+        if any(each and any(_known(each[key])) for each in data["depth"])
+    ]
+    return environment.get_template("page.html.jinja").render(
+        data=data,
+        policy=policy,
+        css=Markup(css),
+        script=Markup(script),
+        json=Markup(as_json({**data, "measured": measured, "shares": SHARES})),
+        views=views,
+        opening=_opening(data),
+        version=__version__,
+        styles=[svg.style(each) for each in data["series"]],
+        starts=_starts(data),
+        figures=_marked(pictures(data, measured)),
+        unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
+        tables=_tables(data),
+        large=TABLED if any(each and _cells(each) > TABLED for each in data["routing"]) else 0,
+        measured=measured,
+        gradients=_gradients(data),
+        claim=_claim(data),
+        offsets=MOST_OFFSETS,
+        ratio=lambda value: "-" if value is None else f"{value:.2f}x",
+        whole=lambda value: "-" if value is None else f"{value:,.0f}",
+        mebibytes=lambda value: "-" if value is None else f"{value / 2**20:,.1f}",
+    )
+
+
+def as_json(value: Any) -> str:
+    """JSON that no content can turn into markup: the signs that could close or open something are escapes."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _script() -> str:
+    parts = [(HERE / "script" / f"{name}.js").read_text() for name in SCRIPTS]
+    return '"use strict";\n(() => {\n' + "\n".join(parts) + "\n})();"
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _marked(value: Any) -> Any:
+    """SVG is ours and escaped already."""
+    from markupsafe import Markup
+
+    if isinstance(value, str) and value.startswith("<svg"):
+        return Markup(value)
+    if isinstance(value, dict):
+        return {key: _marked(each) for key, each in value.items()}
+    return [_marked(each) for each in value] if isinstance(value, list) else value
+
+
+def pictures(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Every static picture, by the view it stands in."""
+    return {
+        "forest": _forest(data),
+        "curves": curve_charts(data) if data["curves"] else [],
+        "routing": routing_maps(data),
+        "strips": _strips(data),
+        "depth": depth_charts(data, measured),
+        "beta": _beta(data),
+        "two_axes": svg.two_axes(),
+        "axes": _axes(data),
+        "points": quality_charts(data),
+        "speeds": _speeds(data),
+    }
+
+
+def _forest(data: Mapping[str, Any]) -> str:
+    rows = [] if data["summary"] is None else data["summary"]["differences"]
+    named = [(svg.style(data["series"][row["series"]]), data["series"][row["series"]]["label"], row) for row in rows]
+    return svg.forest(named) if named else ""
+
+
+def curve_charts(data: Mapping[str, Any]) -> list[str]:
+    """Loss against tokens and against processor time, from the second validation on: the first is of no model."""
+    charts = []
+    for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
+        lines = []
+        for series, curve in zip(data["series"], data["curves"], strict=True):
+            start = 1 if len(curve["tokens"]) > 2 else 0
+            loss = {part: values[start:] for part, values in curve["loss"].items()}
+            lines.append(
+                svg.Line(
+                    svg.style(series), series["label"], curve[key][start:], loss["mean"], loss["low"], loss["high"]
+                )
+            )
+        charts.append(svg.lines(svg.Chart("validation loss", title, lines)))
+    return charts
+
+
+def routing_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One map a design; one scale for those with signed weights, and one for the others."""
+    grids = [(place, each, grid(each, 0)) for place, each in enumerate(data["routing"]) if each is not None]
+    tops = {
+        signed: max((abs(v) for _, each, cells in grids if each["signed"] is signed for row in cells for v in row
+                     if v is not None), default=1.0)
+        for signed in (False, True)
+    }  # fmt: skip
+    return [
+        {
+            "series": place,
+            "map": svg.heat(
+                each["sites"], each["sources"], cells, f"Mean weights of {data['series'][place]['label']}",
+                signed=each["signed"], largest=tops[each["signed"]],
+            ),
+        }
+        for place, each, cells in grids
+    ]  # fmt: skip
+
+
+def grid(each: Mapping[str, Any], seed: int) -> list[list[float | None]]:
+    """[site][source] of the mean over seeds (0) or of a seed (1, 2, ...); None where a site cannot read a source."""
+    flat = iter(each["means"]["mean"][seed])
+    rows = []
+    for reads in each["reads"]:
+        own = {source: next(flat) for source in reads}
+        rows.append([own.get(source) for source in range(len(each["sources"]))])
+    return rows
+
+
+def unpacked(each: Mapping[str, Any], seed: int, view: int = 0) -> list[list[float]]:
+    """[cell][token] of a seed: what the script unpacks."""
+    from array import array
+
+    numbers = array("h", base64.b64decode(each["packed"][seed]))
+    tokens, cells = len(each["tokens"]), sum(map(len, each["reads"]))
+    start = view * cells * tokens
+    return [[numbers[start + cell * tokens + token] * each["step"] for token in range(tokens)] for cell in range(cells)]
+
+
+def _strips(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    strips = []
+    for place, each in enumerate(data["routing"]):
+        if each is None or not each["tokens"]:
+            continue
+        cells, rows, start = unpacked(each, 0), [], 0
+        shown = each["tokens"][:STATIC_TOKENS]
+        for reads in each["reads"]:
+            own = cells[start : start + len(reads)]
+            rows.append([max((row[token] for row in own), key=abs) for token in range(len(shown))])
+            start += len(reads)
+        title = f"Largest weight by site and token of {data['series'][place]['label']}"
+        strips.append({"series": place, "map": svg.heat(each["sites"], shown, rows, title, signed=each["signed"])})
+    return strips
+
+
+def depth_charts(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -> list[str]:
+    """A chart for each number over depth."""
+    charts = []
+    for key, title in measured:
+        lines = [
+            svg.Line(svg.style(series), series["label"], *_points_of(depth, key), dots=len(depth["sites"]) <= 40)
+            for series, depth in zip(data["series"], data["depth"], strict=True)
+            if depth is not None and any(_known(depth[key]))
+        ]
+        references = []
+        if key == "max_weight":
+            paper = data["paper"]
+            references = [(paper["states"], "paper, states"), (paper["deltas"], "paper, deltas")]
+        charts.append(
+            svg.lines(
+                svg.Chart(
+                    title, "Transformer block", lines, share=key in SHARES,
+                    shaded=deep_third(data["depth"], lines), references=references,
+                )
+            )
+        )  # fmt: skip
+    return charts
+
+
+def deep_third(depths: Sequence[Any], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
+    """Where the last third of the blocks begins and ends among what is drawn, if all series agree."""
+    begins = {depth["position"][depth["deep"].index(True)] for depth in depths if depth and True in depth["deep"]}
+    xs = [x for line in lines for x in line.xs]
+    if len(begins) != 1 or not xs:
+        return None
+    (begin,) = begins
+    return (max(begin - 0.25, min(xs)), max(xs)) if max(xs) > begin else None
+
+
+def _points_of(depth: Mapping[str, Any], key: str) -> tuple[list[float], list[float | None]]:
+    pairs = [(x, y) for x, y in zip(depth["position"], depth[key], strict=True) if y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def _beta(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "series": place,
+            "regimes": list(REGIMES.items()),
+            "bars": svg.stacked(
+                beta["sites"],
+                [(REGIMES[name], name, values) for name, values in beta["regimes"].items()],
+                f"Regimes of beta of {data['series'][place]['label']}",
+            ),
+        }
+        for place, beta in enumerate(data["beta"])
+        if beta is not None
+    ]
+
+
+def _axes(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for place, axes in enumerate(data["axes"]):
+        if not any(axes.values()):
+            continue
+        drawn: dict[str, Any] = {"series": place, "depth": "", "sequence": ""}
+        routed = data["routing"][place] is not None
+        drawn["no_depth"] = (
+            "Its sources are parallel streams: none is older than another."
+            if routed
+            else "It mixes no sources: along depth it only adds."
+        )
+        for axis, unit in (("depth", "source"), ("sequence", "token")):
+            part = axes[axis]
+            if part is not None:
+                most = min(MOST_OFFSETS, max(map(len, part["weights"])))
+                cells = [[*row[:most], *[None] * (most - len(row))] for row in part["weights"]]
+                title = f"Weight by {unit}s back of {data['series'][place]['label']}"
+                drawn[axis] = svg.heat(
+                    part["sites"], [str(back) for back in range(most)], cells, title, signed=part.get("signed", False)
+                )
+        found.append(drawn)
+    return found
+
+
+def quality_charts(data: Mapping[str, Any]) -> list[str]:
+    """Bits per byte against speed and memory over the baseline's."""
+    charts = []
+    for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
+        rows = [
+            (svg.style(series), series["label"], quality[key], quality["bits_per_byte"])
+            for series, quality in zip(data["series"], data["quality"], strict=True)
+            if quality is not None and quality[key] is not None
+        ]
+        if len(rows) > 1:
+            better = "right is faster" if key == "speed" else "left is smaller"
+            charts.append(svg.points(rows, f"{key}, times the baseline's ({better})", "bits per byte", title))
+    return charts
+
+
+def _speeds(data: Mapping[str, Any]) -> str:
+    rows = [
+        (
+            svg.style(data["series"][place]),
+            data["series"][place]["label"],
+            cost["speed"],
+            [value for value in (cost["speed_by_operations"], cost["speed_by_bytes"]) if value is not None],
+        )
+        for place, cost in enumerate(data["costs"])
+        if cost is not None and cost["speed"] is not None and not data["series"][place]["baseline"]
+    ]
+    return svg.marks(rows, "Speed over the baseline's, measured and predicted") if rows else ""
+
+
+def _tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {
+            "series": place,
+            "sources": each["sources"],
+            "rows": [
+                {"site": site, "weights": weights, "collapsed": collapsed}
+                for site, weights, collapsed in zip(each["sites"], grid(each, 0), each["collapsed"], strict=True)
+            ],
+        }
+        for place, each in enumerate(data["routing"])
+        if each is not None and _cells(each) <= TABLED
+    ]
+
+
+def _cells(each: Mapping[str, Any]) -> int:
+    return len(each["sites"]) * len(each["sources"])
+
+
+def _claim(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The largest weight of every design that routes, over all sites and over the deep third."""
+    rows = []
+    for place, depth in enumerate(data["depth"]):
+        if depth is None or not any(_known(depth["max_weight"])):
+            continue
+        sites = list(zip(depth["max_weight"], depth["deep"], depth["source_count"], strict=True))
+        deep = [(value, count) for value, is_deep, count in sites if value is not None and is_deep]
+        rows.append(
+            {
+                "series": place,
+                "all": fmean(value for value, _, _ in sites if value is not None),
+                "deep": fmean(value for value, _ in deep) if deep else None,
+                "uniform": fmean(1 / count for _, count in deep) if deep else None,
+            }
+        )
+    return rows
+
+
+def _gradients(data: Mapping[str, Any]) -> str:
+    of = {depth["gradient_of"] for depth in data["depth"] if depth and any(_known(depth["gradient_norm"]))}
+    if "prompt" not in of:
+        return ""
+    return "The gradient is that of the loss on the prompt of the routing explorer, not of a training batch."
+
+
+def _opening(data: Mapping[str, Any]) -> str:
+    names = len(data["series"])
+    if data["kind"] == "inspection":
+        loss = "" if data["loss"] is None else f" Its loss there is {data['loss']:.4f} nats per token."
+        return f"{data['series'][0]['label']} on one prompt: what every sublayer reads at every token.{loss}"
+    if data["kind"] == "comparison":
+        seeds = max(len(each["seeds"]) for each in data["series"])
+        return f"{names} designs, {seeds} seed{'s' if seeds > 1 else ''} each, one recipe, the same batches."
+    return "One run." if names == 1 else f"{names} configurations, trained one by one."
+
+
+def _starts(data: Mapping[str, Any]) -> set[int]:
+    """The cells of a row that open a group of columns."""
+    found, place = set(), 0
+    for group in () if data["summary"] is None else data["summary"]["groups"]:
+        found.add(place)
+        place += len(group["columns"])
+    return found
+
+
+def _known(values: Sequence[Any]) -> list[bool]:
+    return [value is not None for value in values]

@@ -1,0 +1,90 @@
+"""run_data(...): where every number comes from: configuration, data, versions, and the commands that make it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from residua.lab.figures import Record, Series, rounded
+from residua.lab.train.config import config_fields
+from residua.lab.train.durable import read_json
+
+
+def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, Any]:
+    """The runs one by one, what their configurations share and where they differ, and commands."""
+    configs = [_read(each.seeds[0].folder / "config.json") for each in shown]
+    manifests = [_read(each.seeds[0].folder / "manifest.json") for each in shown]
+    keys = [key for key in config_fields() if key != "seed" and any(key in config for config in configs)]
+    shared = {key: configs[0].get(key) for key in keys if len({str(config.get(key)) for config in configs}) == 1}
+    return {
+        "list": [_row(place, each, seed) for place, each in enumerate(shown) for seed in each.seeds],
+        "shared": {key: _text(value) for key, value in shared.items()},
+        "differing": {key: [_text(config.get(key)) for config in configs] for key in keys if key not in shared},
+        "data": _facts([manifest.get("data", {}) for manifest in manifests], ("source", "licence", "fingerprint")),
+        "versions": _facts([manifest.get("versions", {}) for manifest in manifests]),
+        "machine": _facts(manifests, ("machine", "device", "instructions", "threads", "backend")),
+        "commands": _commands(out, shown, configs, looked),
+    }
+
+
+def _row(place: int, series: Series, seed: Any) -> dict[str, Any]:
+    result, time = seed.result, seed.result["time"]
+    return {
+        "series": place,
+        "seed": seed.number,
+        "loss": rounded(result["loss"]),
+        "bits_per_byte": rounded(result["bits_per_byte"]),
+        "tokens": result["tokens"],
+        "cpu_seconds": rounded(time["cpu_seconds"]),
+        "peak_memory": time["peak_memory"],
+        "config": result["config"],
+        "fingerprint": result["fingerprint"],
+        "checkpoint": result["checkpoint"],
+    }
+
+
+def _commands(
+    out: Path, shown: Sequence[Series], configs: Sequence[Mapping[str, Any]], looked: bool
+) -> list[dict[str, str]]:
+    found = []
+    results = _read(out / "results.json")
+    if results.get("command"):
+        found.append({"what": "all of it", "command": results["command"]})
+    for series, config in zip(shown, configs, strict=True):
+        if config:
+            name = f"runs/{series.slug}-seed{config['seed']}"
+            found.append({"what": f"{series.label}, one seed", "command": train_command(config, name)})
+    report = ["residua", "report", out.resolve().name, "-o", "report.html", *([] if looked else ["--no-checkpoints"])]
+    return [*found, {"what": "this page", "command": shlex.join(report)}]
+
+
+def train_command(config: Mapping[str, Any], out: str) -> str:
+    """`residua train` with the flags that are not at their default."""
+    parts = ["residua", "train"]
+    for name, field in config_fields().items():
+        value = config.get(name, field.default)
+        if value == field.default:
+            continue
+        flag = name.replace("_", "-")
+        if field.kind is bool:
+            parts.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            parts += [f"--{flag}", str(value)]
+    return shlex.join([*parts, "--out", out])
+
+
+def _facts(found: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> dict[str, str]:
+    """What the manifests say of each key; several answers side by side."""
+    chosen = keys if keys is not None else list(dict.fromkeys(key for each in found for key in each))
+    answers = {key: list(dict.fromkeys(str(each[key]) for each in found if key in each)) for key in chosen}
+    return {key: ", ".join(values) for key, values in answers.items() if values}
+
+
+def _read(path: Path) -> Record:
+    return read_json(path) if path.is_file() else {}
+
+
+def _text(value: Any) -> str:
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,104 @@
+"""pictures(figures): the documentation's pictures, from the committed `figures.json` of a comparison and nothing else.
+
+The same drawings as in a page, each a file of its own with its style inside; equal data give equal bytes, whatever is
+installed. A picture has a ground of its own, since the page around it may be light where the reader's system is dark.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from residua.lab.plots.style import DASHES, OKABE_ITO, styles
+from residua.lab.report import svg
+from residua.lab.report.data import PAPER
+from residua.lab.report.page import HERE, MEASURED, curve_charts, depth_charts, quality_charts
+
+GAP, PAD = 24, 16
+DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
+
+
+def pictures(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Name -> SVG, of every picture that the data allow."""
+    data = _listed(figures)
+    measured = [(key, MEASURED[key]) for key in DEPTH if any(_has(each, key) for each in data["depth"])]
+    found = {
+        "curves": sheet(curve_charts(data), data["series"], 2),
+        "routing": sheet(_maps(figures, data), [], 3),
+        "depth": sheet(depth_charts(data, measured), data["series"], 3),
+        "quality": sheet(quality_charts(data), data["series"], 2),
+    }
+    return {name: text for name, text in found.items() if text}
+
+
+def sheet(panels: Sequence[str], series: Sequence[Mapping[str, Any]], columns: int) -> str:
+    """Panels side by side, below the names of the series."""
+    panels = [panel for panel in panels if panel]
+    if not panels:
+        return ""
+    sizes = [tuple(map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', panel)[0])) for panel in panels]
+    rows = [list(range(start, min(start + columns, len(panels)))) for start in range(0, len(panels), columns)]
+    legend, top = _legend(series, max(sum(sizes[place][0] + GAP for place in row) for row in rows))
+    y, width, placed = PAD + top, 0.0, []
+    for row in rows:
+        x = float(PAD)
+        for place in row:
+            placed.append(panels[place].replace("<svg ", f'<svg x="{x:.0f}" y="{y:.0f}" ', 1))
+            x += sizes[place][0] + GAP
+        width = max(width, x - GAP + PAD)
+        y += max(sizes[place][1] for place in row) + GAP
+    height = y - GAP + PAD
+    # a panel says its width and lets the browser find its height; inside another picture it has to say both
+    placed = [re.sub(r'viewBox="0 0 (\d+) (\d+)"', r'height="\2" viewBox="0 0 \1 \2"', each) for each in placed]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{(HERE / "figure.css").read_text()}</style>'
+        f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>{legend}{"".join(placed)}</svg>\n'
+    )
+
+
+def _legend(series: Sequence[Mapping[str, Any]], width: float) -> tuple[str, float]:
+    parts, x, y = [], float(PAD), 12.0
+    for each in series:
+        room = 36 + 7.2 * len(each["label"]) + 16
+        if x + room > PAD + width and x > PAD:
+            x, y = float(PAD), y + 20
+        parts.append(
+            f'<g class="{svg.style(each)}"><path class="line" d="M{x:.0f} {PAD + y - 4:.0f}h26"/></g>'
+            f'<text class="label" x="{x + 34:.0f}" y="{PAD + y:.0f}">{escape(each["label"])}</text>'
+        )
+        x += room
+    return "".join(parts), y + 14 if series else 0.0
+
+
+def _listed(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures as the page has them: series in a list."""
+    looks, names = styles(figures), {value: name for name, value in OKABE_ITO.items()}
+    return {
+        "series": [
+            {"label": label, "colour": names[looks[slug].colour], "dash": DASHES.index(looks[slug].dash)}
+            for slug, label in figures["labels"].items()
+        ],
+        "paper": PAPER,
+    } | {key: [figures[key].get(slug) for slug in figures["labels"]] for key in ("curves", "depth", "quality")}
+
+
+def _maps(figures: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+    maps = []
+    labels = dict(zip(figures["labels"], data["series"], strict=True))
+    for signed in (False, True):
+        alike = {slug: each for slug, each in figures["routing"].items() if each["signed"] is signed}
+        sizes = [abs(v) for each in alike.values() for row in each["weights"] for v in row if v is not None]
+        for slug, each in alike.items():
+            drawn = svg.heat(
+                each["sites"], each["sources"], each["weights"], f"Mean weights of {labels[slug]['label']}",
+                signed=signed, largest=max(sizes, default=1.0), heading=labels[slug]["label"],
+            )  # fmt: skip
+            maps.append(drawn)
+    return maps
+
+
+def _has(depth: Mapping[str, Any] | None, key: str) -> bool:
+    return depth is not None and any(value is not None for value in depth[key])

@@ -1,0 +1,95 @@
+"""summary(...): the table at the top of the page, best first, its noise stated and its cost beside its quality.
+
+For a finished comparison these are the cells of `residua compare`, to the letter. For anything else they are what the
+finished seeds say, without a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua.lab.compare.table import columns, legend
+from residua.lab.figures import Record, Series, rounded
+from residua.lab.train.durable import read_json
+
+COST = ("params", "speed", "memory", "equal time")
+ROUTING = ("max w", "entropy", "eff n", "collapsed")
+
+
+def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> dict[str, Any]:
+    """Columns, rows, differences, a legend, and notes."""
+    results = _results(comparison, shown)
+    if results is None:
+        return _unjudged(shown, drawn)
+    cells = columns(results)
+    first = ("val loss", "vs baseline", "bits/byte", "perplexity", "lr")
+    known = {"design", *first, *COST, *ROUTING}
+    groups = [
+        (title, [name for name in names if name in cells])
+        for title, names in (("quality", first), ("cost", COST), ("routing", ROUTING))
+    ]
+    # a column that `residua compare` gains is shown before this file knows of it
+    groups.append(("more", [name for name in cells if name not in known]))
+    places = {each.label: place for place, each in enumerate(shown)}
+    rows = sorted(results["rows"], key=lambda row: row["loss"]["mean"])
+    return {
+        "groups": [{"title": title, "columns": names} for title, names in groups if names],
+        "rows": [
+            {"series": places[row["label"]], "cells": [cells[name](row) for _, names in groups for name in names]}
+            for row in rows
+        ],
+        "differences": [
+            {"series": places[row["label"]]}
+            | {key: row["difference"][key] for key in ("mean", "low", "high", "detectable", "significant")}
+            for row in rows
+            if row["difference"] is not None
+        ],
+        "legend": legend(results).split("\n"),
+        "notes": list(results["notes"]),
+    }
+
+
+def _results(comparison: Path | None, shown: Sequence[Series]) -> Mapping[str, Any] | None:
+    """The results of a comparison, if they are those of the runs that lie there now."""
+    if comparison is None or not (comparison / "results.json").is_file():
+        return None
+    results = read_json(comparison / "results.json")
+    told = {str(comparison / run["folder"]): run["loss"] for run in results["runs"]}
+    there = {str(seed.folder): seed.result["loss"] for each in shown for seed in each.seeds}
+    return results if told == there else None
+
+
+def _unjudged(shown: Sequence[Series], drawn: Record) -> dict[str, Any]:
+    """What the finished seeds say: means and ranges, no interval and no verdict."""
+
+    def row(place: int, each: Series) -> dict[str, Any]:
+        quality, bits = drawn["quality"][each.slug], drawn["quality"][each.slug]["bits_per_byte"]
+        losses = [seed.result["loss"] for seed in each.seeds]
+        spread = f" ({bits['low']:.4f} to {bits['high']:.4f})" if len(losses) > 1 else ""
+        times = ["-" if quality[key] is None else f"{quality[key]:.2f}x" for key in ("speed", "memory")]
+        loss = rounded(fmean(losses))
+        return {
+            "series": place,
+            "cells": [
+                f"{loss:.4f}", f"{bits['mean']:.4f}{spread}", f"{len(losses)}", f"{quality['parameters']:,}", *times
+            ],
+            "loss": loss,
+        }  # fmt: skip
+
+    rows = sorted((row(place, each) for place, each in enumerate(shown)), key=lambda one: one["loss"])
+    return {
+        "groups": [
+            {"title": "quality", "columns": ["val loss", "bits/byte", "seeds"]},
+            {"title": "cost", "columns": ["params", "speed", "memory"]},
+        ],
+        "rows": [{key: value for key, value in each.items() if key != "loss"} for each in rows],
+        "differences": [],
+        "legend": [
+            "val loss: nats per token, mean over the finished seeds; in brackets the lowest and highest seed.",
+            "speed: tokens per CPU second, and peak memory, over those of the first.",
+        ],
+        "notes": ["Not a finished comparison: differences are not judged, and may be noise."] if len(rows) > 1 else [],
+    }

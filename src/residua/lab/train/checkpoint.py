@@ -1,0 +1,193 @@
+"""The state of a run on disk: a folder that is whole or is not there.
+
+    checkpoints/step-00000100/
+        model.safetensors, optimizer.safetensors, rng.safetensors     all tensors, nothing that is run on loading
+        state.json                                                    format, step, SHA-256 of each file, config, ...
+
+A folder is written under another name, every file and the folder are synced, and then it is renamed: the last good
+checkpoint stays until the new one is whole. Loading checks every checksum; `newest` names a damaged checkpoint and
+takes the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from residua.lab.train.durable import DiskFull, file_digest, read_json, room_for, sync_folder, write_file
+
+FORMAT = 1
+PARTS = ("model", "optimizer", "rng")
+
+_TYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class CheckpointError(OSError):
+    """A checkpoint that cannot be used: damaged, or of another format."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved after `step` updates."""
+
+    step: int
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    """By part, then by name."""
+    info: Mapping[str, Any]
+    """Plain values that belong to the state: configuration, seconds spent, the last validation."""
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that was set aside, and why."""
+
+    path: Path
+    reason: str
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint into `folder`; it is there when this returns, even if the power fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / name(checkpoint.step)
+    scratch = folder / f".writing-{target.name}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        with room_for(f"checkpoint {target}"):
+            scratch.mkdir()
+            sums = {
+                f"{part}.safetensors": write_file(
+                    scratch / f"{part}.safetensors", serialized(checkpoint.tensors[part]), fault=True
+                )
+                for part in PARTS
+            }
+            state = {"format": FORMAT, "step": checkpoint.step, "sha256": sums, "info": dict(checkpoint.info)}
+            state["seal"] = _seal(state)
+            write_file(scratch / "state.json", [json.dumps(state, indent=2).encode() + b"\n"], fault=True)
+            sync_folder(scratch)
+            scratch.rename(target)
+            sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        if isinstance(error, DiskFull):
+            whole = steps(folder)
+            last = f"{name(whole[-1])} is whole" if whole else "there is none before it"
+            raise DiskFull(
+                error.errno, f"{error.strerror}; {last}. Free some space and run the same command to continue"
+            ) from error
+        raise
+    return target
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint and check it to the last bit; anything wrong is a `CheckpointError` that says what."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        state = read_json(path / "state.json")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: state.json cannot be read ({error})") from None
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: format {state.get('format')!r}; this version of residua reads {FORMAT}")
+    if state.get("seal") != _seal(state):
+        raise CheckpointError(f"{path}: state.json was changed after it was written")
+    tensors = {}
+    for part in PARTS:
+        file = path / f"{part}.safetensors"
+        try:
+            intact = file_digest(file) == state["sha256"][file.name]
+            tensors[part] = load_file(file) if intact else {}
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: {file.name} cannot be read ({error})") from None
+        if not intact:
+            raise CheckpointError(f"{path}: {file.name} is damaged (its checksum does not match)")
+    return Checkpoint(state["step"], tensors, state["info"])
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    names = (path.name.removeprefix("step-") for path in folder.iterdir() if path.name.startswith("step-"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def newest(folder: Path) -> tuple[Checkpoint | None, list[Damaged]]:
+    """The newest checkpoint that is whole, and the damaged ones that stood before it.
+
+    If there are some and none is whole, that is an error: starting over is for the user to decide.
+    """
+    damaged: list[Damaged] = []
+    for step in reversed(steps(folder)):
+        path = folder / name(step)
+        try:
+            return load(path), damaged
+        except CheckpointError as error:
+            damaged.append(Damaged(path, str(error).removeprefix(f"{path}: ")))
+    if damaged:
+        listed = "; ".join(f"{bad.path.name}: {bad.reason}" for bad in damaged)
+        raise CheckpointError(f"no usable checkpoint in {folder} ({listed}); delete that folder to start over")
+    return None, []
+
+
+def set_aside(damaged: list[Damaged]) -> None:
+    """Rename damaged checkpoints, so that new ones can take their place; of each step only the last is kept."""
+    for bad in damaged:
+        aside = bad.path.with_name(f"damaged-{bad.path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        bad.path.rename(aside)
+
+
+def tidy(folder: Path, keep: int) -> None:
+    """Remove what a killed process left half written or half removed, and all but the newest `keep` checkpoints.
+
+    Of the damaged ones the newest stays, for the curious.
+    """
+    if not folder.is_dir():
+        return
+    for step in steps(folder)[:-keep]:
+        # first out of sight: a checkpoint must not be seen half removed
+        path = folder / name(step)
+        path.rename(folder / f".old-{path.name}")
+    gone = [path for path in folder.iterdir() if path.name.startswith((".old-", ".writing-"))]
+    for path in (*gone, *sorted(folder.glob("damaged-*"))[:-1]):
+        shutil.rmtree(path)
+    sync_folder(folder)
+
+
+def serialized(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """A safetensors file, piece by piece: no second copy of the tensors, and the checksum in the same pass."""
+    # largest items first, as the format's own writer does: every tensor is then aligned
+    ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, tensor in ordered:
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def name(step: int) -> str:
+    """What the folder of a step is called."""
+    return f"step-{step:08d}"
+
+
+def _seal(state: Mapping[str, Any]) -> str:
+    """The checksum of everything in state.json but itself."""
+    rest = {key: value for key, value in state.items() if key != "seal"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

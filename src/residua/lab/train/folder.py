@@ -1,0 +1,112 @@
+"""A run directory: what is in it, and whose it is.
+
+config.json     the recipe, with the model; a directory belongs to the config it was made with
+manifest.json   corpus, versions, machine
+tokenizer.json  what turns text into its ids and back, so that `generate` needs neither the corpus nor a cache
+metrics.jsonl   one line per update and validation
+checkpoints/    the newest states
+result.json     written last: a directory that has it is finished
+run.lock        held while a process works here
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from residua._version import __version__
+from residua.lab.train import lock
+from residua.lab.train.durable import read_json, sync_folder, write_json
+from residua.lab.train.metrics import MetricsFile
+from residua.lab.train.recipe import Recipe
+
+Resume = Literal["auto", "never", "must"]
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config, self.manifest, self.result = (path / f"{name}.json" for name in ("config", "manifest", "result"))
+        self.tokenizer = path / "tokenizer.json"
+        self.metrics = MetricsFile(path / "metrics.jsonl")
+        self.checkpoints = path / "checkpoints"
+
+    def check(self, config: Recipe, resume: Resume) -> None:
+        """Refuse a directory that is not this run's, without touching it."""
+        if resume not in ("auto", "never", "must"):
+            raise ValueError(f"resume is auto, never or must, not {resume!r}")
+        if self.path.exists() and not self.path.is_dir():
+            raise FileExistsError(f"{self.path} is a file; choose another directory for the run")
+        if not self.config.exists():
+            if resume == "must":
+                raise FileNotFoundError(f"{self.path} holds no run to resume; drop resume=must to start one")
+            # what a process killed in its first moments may leave is ours
+            written = [self.manifest.name, self.config.name, self.tokenizer.name]
+            ours = {lock.NAME, *written, *(f".{name}.writing" for name in written)}
+            foreign = sorted({path.name for path in self.path.glob("*")} - ours)
+            if foreign:
+                raise FileExistsError(
+                    f"{self.path} is not empty and holds no run ({', '.join(foreign[:3])}); choose another directory"
+                )
+            return
+        if resume == "never":
+            raise FileExistsError(f"{self.path} holds a run already; choose another directory or resume=auto")
+        there = read_json(self.config)
+        here = config.to_json()
+        differing = [
+            f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
+            for key in sorted(there.keys() | here.keys())
+            if there.get(key) != here.get(key)
+        ]
+        if differing:
+            raise FileExistsError(
+                f"{self.path} belongs to another configuration ({'; '.join(differing)}); choose another directory"
+            )
+
+    def start(
+        self, config: Recipe, data: Mapping[str, Any], device: torch.device, tokenizer: Mapping[str, Any] | None
+    ) -> None:
+        """Write what identifies the run, or check that the data are still those it began with."""
+        if self.manifest.exists():
+            began = read_json(self.manifest)["data"].get("fingerprint")
+            if began != data.get("fingerprint"):
+                raise ValueError(
+                    f"{self.path} was trained on data {began}, but {config.corpus} is {data.get('fingerprint')} now; "
+                    "restore the corpus or choose another directory"
+                )
+        else:
+            write_json(self.manifest, {"data": dict(data), **machine(device)})
+        if tokenizer is not None and not self.tokenizer.exists():
+            write_json(self.tokenizer, tokenizer)
+        if not self.config.exists():
+            write_json(self.config, config.to_json())
+        self.checkpoints.mkdir(exist_ok=True)
+        sync_folder(self.path)
+        sync_folder(self.path.absolute().parent)
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Versions and hardware: what a result depends on beside the config and the data."""
+    from residua.ops import _backend
+
+    return {
+        "versions": {
+            "residua": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "machine": f"{platform.system()} {platform.machine()}",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "backend": _backend.choice(),
+        "kernels": _backend.kernels(),
+    }

@@ -1,0 +1,140 @@
+"""The recipe: one update, one validation, one state. Every design goes through this and nothing else.
+
+g = sum over batches of grad(nats of the batch) / positions of all batches
+parameters <- optimizer(clip(g), lr * factor(step))
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from residua.lab.train.checkpoint import Checkpoint
+from residua.lab.train.config import TrainConfig
+from residua.lab.train.meter import Meter
+from residua.lab.train.optim import Optimizers
+from residua.lab.train.precision import autocast
+from residua.lab.train.recipe import Recipe
+from residua.lab.train.reproducible import device_of, random_states, set_random_states
+from residua.lab.train.sampler import Batch, Sampler, Tokens, checksum
+from residua.lab.train.schedule import factor
+from residua.lab.train.subject import House, Subject
+from residua.model import token_loss
+
+
+class Trainer:
+    """A model and what trains it, `step` updates in. Its state is a `Checkpoint`, to the last bit."""
+
+    def __init__(self, config: Recipe, tokens: Tokens, subject: Subject | None = None) -> None:
+        """`subject` is by default the model that a `TrainConfig` describes."""
+        self.config, self.device = config, device_of(config)
+        self.sampler = Sampler(config, tokens)
+        if subject is None:
+            if not isinstance(config, TrainConfig):
+                raise TypeError(f"a {type(config).__name__} describes no model; hand its subject to the trainer")
+            subject = House(config, tokens.vocab, self.device)
+        self.subject, self.model = subject, subject.model
+        self.forward: Any = torch.compile(self.model) if config.compile else self.model
+        self.optimizers = Optimizers(config, self.model, subject.groups())
+        self.meter = Meter(self.device)
+        self.step = 0
+        self.valid: dict[str, Any] = {}
+        """The last validation."""
+
+    def update(self) -> dict[str, Any]:
+        """One step; its line for the metrics."""
+        config, parameters = self.config, list(self.model.parameters())
+        with self.meter.running():
+            batches = self.sampler.batches(self.step)
+            seen = checksum(batches)
+            batches = [batch.to(self.device) for batch in batches]
+            loss = self._backward(batches)
+            if not math.isfinite(loss):
+                with autocast(config, self.device):
+                    raise self.subject.explain_loss(self.step + 1, loss, batches)
+            total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            norm = float(total)
+            if not norm <= config.explode:
+                raise self.subject.explain_gradient(self.step + 1, norm, config.explode)
+            if config.clip:
+                torch.nn.utils.clip_grads_with_norm_(parameters, config.clip, total)
+            share = factor(config, self.step)
+            self.optimizers.step(share)
+            self.step += 1
+        return {
+            "kind": "train", **self._where(), "loss": loss, "gradient_norm": norm, "lr": config.lr * share,
+            "residual_lr": config.residual_rate * share, "batch": seen,
+            "time": self.meter.reading(config.tokens_per_step),
+        }  # fmt: skip
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, Any]:
+        """The loss on the fixed validation set; its line for the metrics.
+
+        Bits per byte are nats per token in bits, times the tokens per byte of the split: the same unit whatever the
+        tokenizer. For an encoder they count the hidden tokens only, given all others.
+        """
+        config = self.config
+        nats, counted, shown = 0.0, 0, None
+        self.model.eval()
+        for batch in (batch.to(self.device) for batch in self.sampler.validation()):
+            with autocast(config, self.device):
+                loss = float(token_loss(self.subject.logits(batch.inputs, self.model), batch.targets))
+                if not math.isfinite(loss):
+                    raise self.subject.explain_loss(self.step, loss, [batch])
+            nats, counted = nats + loss * batch.counted, counted + batch.counted
+            shown = batch.inputs if shown is None else shown
+        loss = nats / max(1, counted)
+        line = {
+            "kind": "valid", **self._where(), "loss": loss, "perplexity": math.exp(min(loss, 700.0)),
+            "bits_per_byte": loss / math.log(2) * self.sampler.tokens_per_byte,
+        }  # fmt: skip
+        if shown is not None:
+            with autocast(config, self.device):
+                line |= self.subject.look(shown)
+        self.model.train()
+        self.valid = line
+        return line | {"time": self.meter.reading(config.tokens_per_step)}
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that the next update depends on."""
+        tensors = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizers.tensors(),
+            "rng": random_states(),
+        }
+        info = {
+            "config": self.config.to_json(),
+            "model": self.subject.describe(),
+            "valid": self.valid,
+            "seconds": self.meter.seconds,
+            "cpu_seconds": self.meter.cpu_seconds,
+        }
+        return Checkpoint(self.step, tensors, info)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from there."""
+        self.model.load_state_dict(checkpoint.tensors["model"])
+        self.optimizers.load(checkpoint.tensors["optimizer"])
+        set_random_states(checkpoint.tensors["rng"])
+        self.step = checkpoint.step
+        self.valid = dict(checkpoint.info["valid"])
+        self.meter.seconds, self.meter.cpu_seconds = checkpoint.info["seconds"], checkpoint.info["cpu_seconds"]
+
+    def _backward(self, batches: list[Batch]) -> float:
+        """Gradients of the mean over every position of the update, however it is split; the mean itself."""
+        counts = [batch.counted for batch in batches]
+        loss = 0.0
+        for batch, count in zip(batches, counts, strict=True):
+            with autocast(self.config, self.device):
+                logits = self.subject.logits(batch.inputs, self.forward)
+            part = token_loss(logits, batch.targets) * (count / max(1, sum(counts)))
+            part.backward()
+            loss += float(part.detach())
+        return loss
+
+    def _where(self) -> dict[str, Any]:
+        tokens = self.step * self.config.tokens_per_step
+        return {"step": self.step, "tokens": tokens, "passes": self.sampler.passes(tokens)}

@@ -1,0 +1,87 @@
+"""What is being trained, as the loop sees it: a model of our own, or a checkpoint that was converted.
+
+The loop knows batches, rates, checkpoints and signals. What depends on the kind of model is here: how it is built and
+called, which optimizer group a parameter is in, what a validation looks at, and how to say where it broke.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from residua.lab.train.config import TrainConfig
+from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss
+from residua.lab.train.optim import group_of
+from residua.lab.train.precision import set_stream_type
+from residua.lab.train.sampler import Batch
+from residua.lab.train.walk import stream_rms
+from residua.model import Transformer
+
+
+class Subject(ABC):
+    """A model with everything about it that the loop needs."""
+
+    model: nn.Module
+    design: str
+    """Its residual design, as a spec string."""
+
+    @abstractmethod
+    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+        """One forward pass of `forward`, which is the model or its compiled twin."""
+
+    @abstractmethod
+    def groups(self) -> Mapping[str, str]:
+        """The optimizer group of every parameter that learns, by its name."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """What a checkpoint must say to build the model again."""
+
+    def look(self, ids: Tensor) -> dict[str, Any]:
+        """More to report with a validation, from its first batch."""
+        return {}
+
+    @abstractmethod
+    def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
+        """Why a loss is not finite."""
+
+    @abstractmethod
+    def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
+        """Which gradient is not finite or exploded."""
+
+    def finish(self, folder: Path) -> None:  # noqa: B027 (most subjects have nothing to add)
+        """Called once, when the last update is made: what the run leaves beside its checkpoints."""
+
+
+class House(Subject):
+    """A `Transformer` of our own, built from its config and seed."""
+
+    model: Transformer
+
+    def __init__(self, config: TrainConfig, vocab: int, device: torch.device) -> None:
+        self.config, self.design = config, config.design
+        self.model = Transformer(config.model(vocab), seed=config.seed).to(device)
+        set_stream_type(config, self.model)
+
+    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+        return forward(ids, checkpointed=self.config.checkpointed and self.model.training)
+
+    def groups(self) -> Mapping[str, str]:
+        return group_of(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        return self.model.config.to_json()
+
+    def look(self, ids: Tensor) -> dict[str, Any]:
+        return {"stream_rms": stream_rms(self.model, ids)} if self.config.stream_rms else {}
+
+    def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
+        return explain_loss(self.model, step, loss, batches)
+
+    def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
+        return explain_gradient(self.model, step, norm, limit)
