@@ -55,4 +55,5 @@ def design(name: str) -> type[Stream[Any]]:
 def build(spec: Spec, plan: Plan) -> Stream[Any]:
     """`build("attnres:block=8", plan)` is `AttnRes(plan, block=8)`."""
     name, options = parse(spec)
+    name, options = design(name).upgraded(options)
     return design(name)(plan, **options)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, ABCMeta, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -33,6 +34,9 @@ Past = Any
 Start = Literal["standard", "eps", "no"]
 """How an untrained design relates to `h + f(norm(h))` with the same sublayers: the same network; the same
 network where the norm's eps can be neglected (the read is a multiple of the stream); or another network."""
+
+OPEN = "partial"
+"""The name of a source that is still growing: every site that lists it sees another value of it."""
 
 S = TypeVar("S")
 
@@ -61,6 +65,21 @@ class Routing(NamedTuple):
         values = torch.stack(self.values)
         weights = self.weights.repeat_interleave(values.shape[-1] // self.weights.shape[-1], -1)
         return self.base + self.scale * (weights * values).sum(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How a design enters a trained network: the options with which it starts as that network."""
+
+    options: Mapping[str, Value] = field(default_factory=dict)
+    """Filled in where the spec does not give them."""
+    exact: bool = False
+    """A gate is zero: not one bit of the logits may differ."""
+    eps: bool = False
+    """The norms see the stream times a constant, and forget it but for their eps: the allowed difference of the logits
+    is widened by what that eps explains."""
+    refusal: str | None = None
+    """Why no setting of its weights is the base network."""
 
 
 class _Configured(ABCMeta):
@@ -94,6 +113,10 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
 
     reads_direction: ClassVar[bool] = False
     """Whether `write` keeps only the direction of y, so that a sublayer must not start at zero."""
+    attends: ClassVar[bool] = False
+    """Whether its reads are declared (`streams._attending`), so that several can be evaluated at once."""
+    conversion: ClassVar[Conversion] = Conversion()
+    """How it enters a trained network; by default with the options given, if it then starts as that network."""
 
     plan: Plan
     options: dict[str, Value]
@@ -152,6 +175,11 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
         """The mixture that `read` applies at `site`, taken apart; None where `sources` is empty."""
         return None
 
+    def gates(self, state: S, site: Site, read: Read) -> Mapping[str, Tensor]:
+        """What scales the design's own terms at `site`, by name: drawn by a report. A gate called `beta`, in 0 to 2,
+        also gets a histogram."""
+        return {}
+
     def weights(self, state: S, site: Site) -> Float[Tensor, "lane n b t group"] | None:
         """The weights of `routing`: what a report draws."""
         routing = self.routing(state, site)
@@ -161,6 +189,16 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
         """One step of the stream: read, apply the sublayer, write."""
         read = self.read(state, site, norm)
         return self.write(state, site, read, f(*read.lanes))
+
+    @classmethod
+    def upgraded(cls, options: dict[str, Value]) -> tuple[str, dict[str, Value]]:
+        """The name and options today of a spec that an earlier version wrote."""
+        return cls.name, options
+
+    @classmethod
+    def entering(cls, options: Mapping[str, Value]) -> dict[str, Value]:
+        """The options with which a design given these enters a trained network."""
+        return {**options, **{key: value for key, value in cls.conversion.options.items() if key not in options}}
 
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Put every parameter back to its declared start, whatever a framework's own init made of it."""

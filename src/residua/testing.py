@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,8 +21,11 @@ from torch.utils import _pytree as pytree
 
 from residua.model import Cache, ModelConfig, Transformer, measure, token_loss
 from residua.options import options_of
+from residua.plan import Site
 from residua.registry import build, design, names
+from residua.runner import Execution, Flow, Runner
 from residua.spec import parse, render
+from residua.stream import Norm
 
 TOLERANCE = {
     torch.float64: (1e-12, 1e-11),
@@ -30,6 +33,11 @@ TOLERANCE = {
     torch.bfloat16: (6e-3, 1e-2),
 }
 """RMS error over RMS reference allowed to the values and the gradients of an op, by type."""
+
+
+PLAIN = Execution(group=0)
+GROUPED = Execution(least=0)
+"""Every read for itself, and reads together, however few the tokens."""
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
@@ -140,15 +148,11 @@ def uncovered(name: str) -> list[str]:
     return missing
 
 
-def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Any, Any, Any]]:
+def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Site, Any, Norm]]:
     """Every (site, state before its read, norm) of one forward, the head last."""
-    context = model.context(tokens)
-    state = model.stream.open(model.embed(tokens))
-    for sublayer in model.sublayers():
-        yield sublayer.site, state, sublayer.norm
-        read = model.stream.read(state, sublayer.site, sublayer.norm)
-        state = model.stream.write(state, sublayer.site, read, sublayer(*read.lanes, context=context))
-    yield model.plan.head, state, model.norm
+    norms = {each.site.index: each.norm for each in model.sublayers()}
+    for step in model.walk(tokens):
+        yield step.site, step.state, norms.get(step.site.index, model.norm)
 
 
 def _gradients(model: nn.Module, tokens: Tensor, **options: Any) -> dict[str, Tensor]:
@@ -231,18 +235,65 @@ def law_cut_anywhere(case: Case) -> None:
     """The state, taken to pieces and rebuilt from copies after any write, gives the same logits: a pipeline may
     cut there."""
     model = case.model()
-    whole, context = model(ids()), model.context(ids())
-    state = model.stream.open(model.embed(ids()))
-    for sublayer in model.sublayers():
-        leaves, shape = pytree.tree_flatten(state)
-        state = pytree.tree_unflatten([leaf.clone() for leaf in leaves], shape)
-        read = model.stream.read(state, sublayer.site, sublayer.norm)
-        state = model.stream.write(state, sublayer.site, read, sublayer(*read.lanes, context=context))
-    leaves, shape = pytree.tree_flatten(state)
-    (x,) = model.stream.read(
-        pytree.tree_unflatten([x.clone() for x in leaves], shape), model.plan.head, model.norm
-    ).lanes
-    assert_close(x @ model.embed.weight.T, whole, "logits after cuts")
+    whole = model(ids())
+
+    def rebuilt(flow: Flow) -> Flow:
+        return Flow(pytree.tree_map(torch.clone, Runner.cut(flow)))
+
+    for model.execution in (PLAIN, GROUPED):
+        *_, head = model.walk(ids(), between=rebuilt)
+        assert_close(model.logits(head.read.lanes[0]), whole, "logits after cuts")
+
+
+@law
+def law_execution(case: Case) -> None:
+    """However its reads are executed, singly or several in one pass, the network and its gradients are the same."""
+    model = case.model()
+    model.execution = PLAIN
+    whole, plain = model(ids()), _gradients(model, ids())
+    ways = (GROUPED, replace(GROUPED, group=3)) if model.stream.attends else ()
+    for model.execution in ways:
+        with torch.no_grad():
+            assert_close(model(ids()), whole, "logits without gradients")
+        for checkpointed in (False, True):
+            found = _gradients(model, ids(), checkpointed=checkpointed)
+            assert found.keys() == plain.keys()
+            for name, gradient in plain.items():
+                assert_close(found[name], gradient, f"gradient of {name}", gradient=True)
+
+
+@law
+def law_gradient_mode(case: Case) -> None:
+    """Gradients may be switched off and on at any site (a frozen lower half, features taken from the middle): those
+    that are wanted are the same however reads are executed."""
+    model, tokens = case.model(), ids()
+    count = len(model.plan.sites)
+    patterns = [lambda site, first=first: site.index >= first for first in range(1, count)]
+    patterns += [lambda site, odd=odd: site.kind == "head" or site.index % 2 == odd for odd in (0, 1)]
+
+    def gradients(graded: Callable[[Site], bool]) -> dict[str, Tensor]:
+        readers = iter(model.plan.readers)
+
+        def switched(flow: Flow) -> Flow:
+            torch.set_grad_enabled(graded(next(readers)))
+            return flow
+
+        model.zero_grad()
+        with torch.enable_grad():  # and as it was, afterwards
+            *_, head = model.walk(tokens, between=switched)
+            token_loss(model.logits(head.read.lanes[0]), tokens.roll(-1, 1)).backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    for pattern in patterns if model.stream.attends else patterns[:1]:
+        model.execution = PLAIN
+        plain = gradients(pattern)
+        model.execution = GROUPED
+        found = gradients(pattern)
+        for name, parameter in model.named_parameters():
+            # a query that a pass was begun with, and whose site then ran without gradients, has zeros and not None
+            none = torch.zeros_like(parameter)
+            assert name not in plain or name in found, f"{name} has lost its gradient"
+            assert_close(found.get(name, none), plain.get(name, none), f"gradient of {name}", gradient=True)
 
 
 @law
@@ -379,13 +430,12 @@ def law_sizes_are_true(case: Case) -> None:
     assert sizes.parameters == sum(p.numel() for p in model.parameters())
     assert sizes.stream_parameters == sum(p.numel() for p in model.stream.parameters())
     tokens = ids()
-    previous = None
-    for site, state, _ in walk(model, tokens):
-        if previous is not None:
-            unique = {id(leaf): leaf for leaf in pytree.tree_leaves(state)}
+    for model.execution in (PLAIN, GROUPED):
+        for step in model.walk(tokens):
+            unique = {id(leaf): leaf for leaf in pytree.tree_leaves(step.after)}
             found = sum(leaf.numel() for leaf in unique.values() if leaf.shape[1] == tokens.shape[1])
-            assert sizes.state_floats[previous] * tokens.numel() == found, f"state after {previous}"
-        previous = site.name
+            if step.y is not None:
+                assert sizes.state_floats[step.site.name] * tokens.numel() == found, f"state after {step.site.name}"
     if case.causal:
         cache = Cache()
         with torch.no_grad():

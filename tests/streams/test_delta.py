@@ -8,6 +8,7 @@ import torch
 import residua
 from residua import Plan
 from residua.ops import attend
+from residua.testing import specs
 from tests.oracles import delta as oracle_module
 from tests.streams.depth_toy import DIGITS, LAYOUT, QUERY, TOY, Net, gap, run_toy, vector
 from tests.streams.harness import run_stream
@@ -29,12 +30,12 @@ STANDARD = [(1, 1), (2, 0), (6, 0), (6, 6), (12, 12)]
     [
         ("delta:eps=0", 2, QUERY, DELTA),
         ("delta:eps=0,block=1", 2, QUERY, DELTA),
-        ("delta:eps=0,compat=released", 2, QUERY, DELTA),
+        ("delta_released:eps=0", 2, QUERY, DELTA),
         ("delta:eps=0", 2, (0, 0), ZERO_QUERY),
-        ("delta:eps=0,compat=released", 2, (0, 0), ZERO_QUERY),
-        ("delta:eps=0,compat=released,blocks=2", 2, QUERY, RELEASED_2),
-        ("delta:eps=0,compat=released,block=2", 2, QUERY, RELEASED_2),
-        ("delta:eps=0,compat=released,blocks=3", 3, QUERY, RELEASED_3),
+        ("delta_released:eps=0", 2, (0, 0), ZERO_QUERY),
+        ("delta_released:eps=0,blocks=2", 2, QUERY, RELEASED_2),
+        ("delta_released:eps=0,block=2", 2, QUERY, RELEASED_2),
+        ("delta_released:eps=0,blocks=3", 3, QUERY, RELEASED_3),
         ("delta:eps=0,gate=alpha", 2, QUERY, STANDARD),
         ("delta:eps=0,centered=true", 2, (0, 0), STANDARD),
     ],
@@ -122,13 +123,13 @@ def count_sources(stream):
     ("spec", "layers", "counts"),
     [
         ("delta", 4, [0, 2, 3, 4, 5, 6, 7, 8]),
-        ("delta:compat=released", 4, [0, 2, 3, 4, 5, 6, 7, 8]),
-        ("delta:compat=released,blocks=4", 8, [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4]),
-        ("delta:compat=released,block=4", 8, [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4]),
+        ("delta_released", 4, [0, 2, 3, 4, 5, 6, 7, 8]),
+        ("delta_released:blocks=4", 8, [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4]),
+        ("delta_released:block=4", 8, [0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4]),
         ("delta:block=4", 8, [0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]),
         ("delta:block=4,include_partial=true", 8, [0, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5]),
-        ("delta:compat=released,null=true", 2, [1, 3, 4, 5]),
-        ("delta:compat=released,blocks=2,null=true", 2, [1, 2, 2, 3]),
+        ("delta_released:null=true", 2, [1, 3, 4, 5]),
+        ("delta_released:blocks=2,null=true", 2, [1, 2, 2, 3]),
     ],
 )
 def test_delta_sites_read_as_many_sources_as_published(spec, layers, counts):
@@ -137,14 +138,14 @@ def test_delta_sites_read_as_many_sources_as_published(spec, layers, counts):
 
 def test_delta_released_blocks_are_whole_layers():
     # 28 layers and num_blocks=8 make 4 layers a block, hence 7 boundaries
-    stream = residua.build("delta:compat=released,blocks=8", Plan.regular(2, 28))
+    stream = residua.build("delta_released:blocks=8", Plan.regular(2, 28))
     assert count_sources(stream)[-1] == 7
 
 
 def test_delta_released_blocks_beyond_the_layers_are_one_layer_each():
     # num_blocks counts layers, ceil(4 / 8) = 1 a block: as many sources as with blocks=4
     plan = Plan.regular(2, 4)
-    counts = [count_sources(residua.build(f"delta:compat=released,blocks={n}", plan)) for n in (4, 5, 8)]
+    counts = [count_sources(residua.build(f"delta_released:blocks={n}", plan)) for n in (4, 5, 8)]
     assert counts == [[0, 1, 1, 2, 2, 3, 3, 4]] * 3
 
 
@@ -158,14 +159,14 @@ def parameter_count(spec, width, layers):
         ("delta", 4096, 36, 589_824 - 2 * 4096),  # the published 4dL, without the first site
         ("delta", 8, 4, 2 * 8 * 7),
         ("delta:null=true", 8, 4, (2 * 8 + 1) * 7),
-        ("delta:compat=released,null=true", 8, 4, 3 * 8 * 8 - 2 * 8),  # a null at the first site, and no query
+        ("delta_released:null=true", 8, 4, 3 * 8 * 8 - 2 * 8),  # a null at the first site, and no query
         ("delta:gate=scalar", 8, 4, (2 * 8 + 1) * 7),
         ("delta:gate=alpha", 8, 4, (2 * 8 + 1) * 7),
         ("delta:gate=vector", 8, 4, (2 * 8 + 8 * 8 + 8) * 7),
         ("delta:value_lane=true", 8, 4, 2 * 8 * (7 + 3)),
         ("delta:block=2", 8, 4, 2 * 8 * 6),
         ("delta:block=2,include_partial=true", 8, 4, 2 * 8 * 7),
-        ("delta:compat=released,blocks=2", 8, 4, 2 * 8 * 3),
+        ("delta_released:blocks=2", 8, 4, 2 * 8 * 3),
     ],
 )
 def test_delta_has_the_parameters_that_can_learn(spec, width, layers, count):
@@ -187,9 +188,9 @@ def test_delta_has_the_parameters_that_can_learn(spec, width, layers, count):
 )
 def test_delta_parameters_start_where_the_paper_says(ending, start):
     found = 0
-    for case in residua.design("delta").cases:
-        for name, parameter in residua.build(spec_of(case), Plan.regular(8, 4)).named_parameters():
-            if name.endswith(ending) and not (ending == "query.query" and "alpha" in case):
+    for spec in (*specs("delta"), *specs("delta_released")):
+        for name, parameter in residua.build(spec, Plan.regular(8, 4)).named_parameters():
+            if name.endswith(ending) and not (ending == "query.query" and "alpha" in spec):
                 found += 1
                 assert torch.equal(parameter, torch.full_like(parameter, start)), name
     assert found
@@ -215,8 +216,10 @@ def test_delta_queries_under_alpha_start_off_zero():
 
 
 def spec_of(*options):
-    joined = ",".join(option for option in options if option)
-    return f"delta:{joined}" if joined else "delta"
+    """Of `delta`; "released" among the options is the design of the public code."""
+    given = [each for option in options for each in option.split(",") if each]
+    name, joined = "delta_released" if "released" in given else "delta", ",".join(e for e in given if e != "released")
+    return f"{name}:{joined}" if joined else name
 
 
 # ---------------------------------------------------------------------------------------------------- the stream
@@ -247,7 +250,7 @@ def test_delta_sources_telescope_to_the_stream(options):
         assert gap(sum(state.sources + state.partial), state.h) < EXACT
 
 
-@pytest.mark.parametrize("spec", ["delta", "delta:compat=released"])
+@pytest.mark.parametrize("spec", ["delta", "delta_released"])
 def test_delta_ends_with_every_output_as_a_source(spec):
     state = Net(spec).states()[-1]
     assert len(state.sources) == 2 * 4 + 1
@@ -271,7 +274,7 @@ def test_delta_read_is_the_stream_plus_weighted_sources(options):
             assert gap(weights.sum(0) + shift * len(values), torch.ones(2, 5, 1)) < EXACT
 
 
-@pytest.mark.parametrize("spec", ["delta:block=4", "delta:compat=released,blocks=2"])
+@pytest.mark.parametrize("spec", ["delta:block=4", "delta_released:blocks=2"])
 def test_delta_lone_source_doubles_the_embedding_for_any_query(spec):
     """Section 6.3 and identity 18: until a second source there is nothing to route, so no query is built."""
     net = Net(spec)
@@ -284,7 +287,7 @@ def test_delta_lone_source_doubles_the_embedding_for_any_query(spec):
 
 def test_delta_released_block_sources_alternate_the_boundary_states():
     """s_k = H_k - s_{k-1} = sum_j (-1)^{k-j} H_j: a true difference only up to the second source."""
-    net = Net("delta:compat=released,blocks=4")
+    net = Net("delta_released:blocks=4")
     states = net.states()
     boundaries = [states[2 * layer].h for layer in range(4)]  # the stream as each block's first layer reads
     for k, source in enumerate(states[-1].sources):
@@ -299,7 +302,7 @@ def test_delta_released_block_sources_alternate_the_boundary_states():
 
 
 def test_delta_released_boundary_attention_does_not_see_the_block_that_ended():
-    net = Net("delta:compat=released,blocks=2")
+    net = Net("delta_released:blocks=2")
     names = {site.name: net.stream.sources(site) for site in net.plan.sites}
     assert names["l2_attn"] == ("embed",)
     assert names["l2_mlp"] == ("embed", "block0")
@@ -327,8 +330,8 @@ def test_delta_block_change_survives_bfloat16():
         "",
         "null=true",
         "value_lane=true",
-        "compat=released",
-        "compat=released,null=true",
+        "released",
+        "released,null=true",
         *(f"block={size},include_partial=true" for size in range(2, 9)),
         "blocks=3,include_partial=true,null=true",
     ],
@@ -349,8 +352,8 @@ def test_delta_zero_queries_are_the_standard_network_under_a_scale_free_norm(opt
         ("block=2", "rms", False),
         ("block=3,null=true", "rms", False),
         ("gate=scalar,blocks=2", "rms", False),
-        ("compat=released,blocks=2", "rms", False),
-        ("compat=released,blocks=4", "rms", False),
+        ("released,blocks=2", "rms", False),
+        ("released,blocks=4", "rms", False),
     ],
 )
 def test_delta_is_not_standard_where_the_identity_breaks(options, norm, routed):
@@ -382,7 +385,7 @@ EVERY_NORM = ["rms", "layer", "rms, large eps", "none"]
 
 @pytest.mark.parametrize("norm", EVERY_NORM)
 @pytest.mark.parametrize(
-    "options", ["", "block=3", "null=true", "value_lane=true", "compat=released,blocks=2,null=true", "compat=released"]
+    "options", ["", "block=3", "null=true", "value_lane=true", "released,blocks=2,null=true", "released"]
 )
 def test_delta_gate_zero_is_the_standard_network_bit_for_bit(options, norm):
     """Identity 10, whatever the queries and the nulls."""
@@ -413,7 +416,7 @@ def test_delta_block_of_one_sublayer_is_delta(size, extra):
 
 @pytest.mark.parametrize("options", ["", "gate=vector", "null=true"])
 def test_delta_released_order_is_ours_without_blocks(options):
-    ours, theirs = Net(spec_of(options)), Net(spec_of(options, "compat=released"))
+    ours, theirs = Net(spec_of(options)), Net(spec_of(options, "released"))
     if "null" in options:  # a null vector at zero has logit 0 and value 0: the null logit at 0, but for slopes
         with torch.no_grad():
             for net in (ours, theirs):
@@ -426,7 +429,7 @@ def test_delta_released_null_is_steep_where_a_logit_is_not():
     """Section 6.4: through the key norm a zero null has the slope 1/sqrt(eps); its value path has slope near 1."""
 
     def pull(eps):
-        net = Net(f"delta:compat=released,null=true,eps={eps}")
+        net = Net(f"delta_released:null=true,eps={eps}")
         nulls = [p for name, p in net.stream.named_parameters() if name.endswith("vector") and "l0_attn" not in name]
         with torch.no_grad():
             for null in nulls:
@@ -507,7 +510,7 @@ def test_delta_value_lane_with_one_query_is_no_value_lane(extra):
     assert gap(apart.out(), together.out()) < EXACT
 
 
-@pytest.mark.parametrize("options", ["", "block=3", "null=true", "compat=released,blocks=2,null=true"])
+@pytest.mark.parametrize("options", ["", "block=3", "null=true", "released,blocks=2,null=true"])
 def test_delta_only_the_product_of_query_and_gain_matters(options):
     """Identity 7: route(w, g) = route(w g, 1)."""
     net = Net(spec_of(options))
@@ -557,23 +560,13 @@ def test_delta_every_query_learns_after_one_step_from_the_start(case, layout):
     ("options", "layout", "error", "cure"),
     [
         ({"block": 2, "blocks": 2}, LAYOUT, ValueError, "give block=2 .* or blocks=2 .*, not both"),
-        ({"block": 0}, LAYOUT, ValueError, "block=0 cannot be; .* 1 to 8"),
-        ({"blocks": 9}, LAYOUT, ValueError, "blocks=9 cannot be; .* 1 to 8"),
+        ({"block": 0}, LAYOUT, ValueError, r"block must be 1\.\.8, .* not 0"),
+        ({"blocks": 9}, LAYOUT, ValueError, r"blocks must be 1\.\.8, .* not 9"),
         ({"include_partial": True}, LAYOUT, ValueError, "include_partial needs block or blocks"),
         ({"include_partial": True, "block": 1}, LAYOUT, ValueError, "include_partial needs block or blocks"),
         ({"centered": True, "null": True}, LAYOUT, ValueError, "null would move its zero. Drop one"),
-        ({"compat": "released", "centered": True}, LAYOUT, ValueError, "no working centered; drop it"),
-        ({"compat": "released", "value_lane": True}, LAYOUT, ValueError, "no working value_lane; drop it"),
-        (
-            {"compat": "released", "include_partial": True, "block": 2},
-            LAYOUT,
-            ValueError,
-            "no working include_partial; drop it",
-        ),
-        ({"compat": "released", "block": 3}, LAYOUT, ValueError, "blocks of whole layers; block=3 is no multiple of 2"),
         ({"value_lane": True}, ("mlp", "conv"), ValueError, "value_lane needs an attention sublayer"),
         ({"gate": "sigmoid"}, LAYOUT, ValueError, r"gate takes none\|scalar\|vector\|alpha"),
-        ({"compat": "draft"}, LAYOUT, ValueError, r"compat takes none\|released"),
         ({"null": "yes"}, LAYOUT, ValueError, r"null takes true\|false"),
         ({"total": True}, LAYOUT, TypeError, "use gate or centered"),
         ({"heads": 2}, LAYOUT, TypeError, "attnres:heads="),
@@ -583,6 +576,28 @@ def test_delta_every_query_learns_after_one_step_from_the_start(case, layout):
 def test_delta_refuses_options_and_names_the_cure(options, layout, error, cure):
     with pytest.raises(error, match=cure):
         residua.design("delta")(Plan.regular(8, 4, layout), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "cure"),
+    [
+        ({"centered": True}, TypeError, "no working centered; use delta"),
+        ({"value_lane": True}, TypeError, "no working value_lane; use delta"),
+        ({"include_partial": True, "block": 2}, TypeError, "no working include_partial; use delta"),
+        ({"block": 3}, ValueError, "blocks are whole layers; block=3 is not a multiple of 2"),
+        ({"blocks": 9}, ValueError, r"blocks must be 1\.\.8"),
+    ],
+)
+def test_delta_released_refuses_options_and_names_the_cure(options, error, cure):
+    with pytest.raises(error, match=cure):
+        residua.design("delta_released")(Plan.regular(8, 4, LAYOUT), **options)
+
+
+def test_delta_specs_of_earlier_versions_build_the_same_designs():
+    """Checkpoints wrote every option out: `compat` among them."""
+    plan = Plan.regular(8, 4, LAYOUT)
+    assert residua.build({"name": "delta", "compat": "none", "blocks": 2}, plan).spec == "delta:blocks=2"
+    assert residua.build("delta:compat=released,blocks=2", plan).spec == "delta_released:blocks=2"
 
 
 @pytest.mark.parametrize(

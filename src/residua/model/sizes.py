@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
-from residua.stream import Read, Stream
+from residua.runner import walk
+from residua.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,14 @@ def _stream_flops(stream: Stream[Any], tokens: int) -> float:
 
 def _walk(stream: Stream[Any], tokens: int) -> tuple[dict[str, int], Any]:
     """Run the stream with sublayers that do nothing: the numbers in its state after each write, and the last state."""
-    width = stream.plan.width
-    state = stream.open(torch.empty(1, tokens, width))
-    held = {}
-    for site in stream.plan.sites:
-        read: Read = stream.read(state, site, lambda *lanes: lanes)
-        state = stream.write(state, site, read, torch.empty(1, tokens, width))
-        held[site.name] = sum({id(leaf): leaf.numel() for leaf in pytree.tree_leaves(state)}.values())
-    stream.read(state, stream.plan.head, lambda *lanes: lanes)
-    return held, state
+    x = torch.empty(1, tokens, stream.plan.width)
+    steps = list(walk(stream, x, lambda site, read: torch.empty(x.shape)))
+    return {step.site.name: state_numbers(step.after) for step in steps[:-1]}, steps[-1].state
+
+
+def state_numbers(state: Any) -> int:
+    """Numbers that a state holds; a tensor held twice counts once."""
+    return sum({id(leaf): leaf.numel() for leaf in pytree.tree_leaves(state)}.values())
 
 
 def _cache_floats(model: Transformer, tokens: int) -> int:

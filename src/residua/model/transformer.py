@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from residua.model.sublayers import LaneNorm, Sublayer, make_sublayer
 from residua.ops.window_attend.position import rotations
 from residua.plan import Site
 from residua.registry import build
+from residua.runner import Execution, Flow, Runner, Step, walk
 from residua.stream import Stream
 
 
@@ -35,11 +36,15 @@ class Block(nn.Module):
             for site, slot in zip(sites, config.slots, strict=True)
         )
 
-    def forward(self, state: Any, stream: Stream[Any], context: Context) -> Any:
+    def forward(self, flow: Flow, runner: Runner, context: Context) -> Flow:
         for site, sublayer in zip(self.sites, self.sublayers, strict=True):
-            read = stream.read(state, site, sublayer.norm)  # type: ignore[arg-type]  # items of a ModuleList
-            state = stream.write(state, site, read, sublayer(*read.lanes, context=context))
-        return state
+            read = runner.read(flow, site, sublayer.norm)  # type: ignore[arg-type]  # items of a ModuleList
+            flow = runner.write(flow, site, read, sublayer(*read.lanes, context=context))
+        return flow
+
+    def alone(self, state: Any, runner: Runner, context: Context) -> Any:
+        """From a state to a state: the block between two cuts."""
+        return runner.cut(self(Flow(state), runner, context))
 
 
 class Transformer(nn.Module):
@@ -47,7 +52,7 @@ class Transformer(nn.Module):
 
     def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
         super().__init__()
-        self.config, self.plan = config, config.plan
+        self.config, self.plan, self.execution = config, config.plan, Execution()
         self.stream = build(config.design, self.plan)
         self.embed = nn.Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, self.plan.block(layer), self.stream) for layer in range(config.depth))
@@ -77,16 +82,34 @@ class Transformer(nn.Module):
         context = self.context(ids, mask, cache, documents)
         if cache is not None and cache.margin and self.stream.mixes_tokens and ids.shape[1] > 1:
             return self._stepping(ids, mask, cache)
-        state = self.stream.open(self.embed(ids), past=None if cache is None else cache.past)
+        runner = Runner(self.stream, self.execution, blockwise=checkpointed)
+        flow = runner.open(self.embed(ids), past=None if cache is None else cache.past)
         for block in self.blocks:
             if checkpointed:
-                state = checkpoint(block, state, self.stream, context, use_reentrant=False)
+                flow = Flow(checkpoint(block.alone, runner.cut(flow), runner, context, use_reentrant=False))
             else:
-                state = block(state, self.stream, context)
+                flow = block(flow, runner, context)
         if cache is not None:
-            cache.advance(ids.shape[1], self.stream.past(state), context.places)
-        (x,) = self.stream.read(state, self.plan.head, self.norm).lanes
+            cache.advance(ids.shape[1], runner.past(flow), context.places)
+        (x,) = runner.read(flow, self.plan.head, self.norm).lanes
+        return self.logits(x)
+
+    def logits(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t vocab"]:
+        """Of what the head reads, normalised."""
         return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+
+    def walk(
+        self, ids: Int[Tensor, "b t"], runner: Runner | None = None, between: Callable[[Flow], Flow] = lambda flow: flow
+    ) -> Iterator[Step]:
+        """One forward, site by site: `residua.runner.walk` with this model's norms and sublayers."""
+        context, sublayers = self.context(ids), {each.site.index: each for each in self.sublayers()}
+        return walk(
+            Runner(self.stream, self.execution) if runner is None else runner,
+            self.embed(ids),
+            lambda site, read: sublayers[site.index](*read.lanes, context=context),
+            lambda site: self.norm if site.kind == "head" else sublayers[site.index].norm,
+            between,
+        )
 
     def sublayers(self) -> Iterator[Sublayer]:
         """Every sublayer in reading order; its `site` says where it stands."""

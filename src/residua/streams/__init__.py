@@ -9,6 +9,7 @@ from residua.streams.dca import DCA as DCA
 from residua.streams.mudd import MUDD as MUDD
 from residua.streams.attnres import AttnRes as AttnRes
 from residua.streams.delta import Delta as Delta
+from residua.streams.delta_released import DeltaReleased as DeltaReleased
 from residua.streams.ddl import DDL as DDL
 from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper

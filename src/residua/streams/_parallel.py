@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from residua.plan import Site
-from residua.stream import Past, Read, Routing, Stream
+from residua.stream import Conversion, Past, Read, Routing, Stream
 
 
 def home(streams: int, site: Site) -> int:
@@ -20,6 +20,7 @@ class ParallelStream(Stream[Tensor]):
     """
 
     mixes = "n parallel streams"
+    conversion = Conversion(eps=True)
     streams: int
 
     def open(self, x: Tensor, past: Past = None) -> Tensor:

@@ -107,7 +107,7 @@ def group_size(design: str, plan: Plan, block: int | None, blocks: int | None) -
         raise ValueError(f"{design}: give block={block} (sublayers a source) or blocks={blocks} (in all), not both")
     for key, value in (("block", block), ("blocks", blocks)):
         if value is not None and not 1 <= value <= total:
-            raise ValueError(f"{design}: {key}={value} cannot be; this plan has {total} sublayers, so 1 to {total}")
+            raise ValueError(f"{design}: {key} must be 1..{total}, the sublayers of this plan, not {value}")
     if blocks is not None:
         return -(-total // blocks)
     return 1 if block is None else block
@@ -133,3 +133,9 @@ def positive(design: str, **options: int) -> None:
     for key, value in options.items():
         if value < 1:
             raise ValueError(f"{design}: {key} must be at least 1, not {value}")
+
+
+def divides(design: str, plan: Plan, heads: int) -> None:
+    """Refuse heads that do not split the width."""
+    if plan.width % heads:
+        raise ValueError(f"{design}: heads={heads} does not divide the width {plan.width}")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple, TypedDict
+from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
-from residua.streams._ahead import Ahead
-from residua.streams._parts import Query, group_names, group_size, positive
+from residua.stream import OPEN, Conversion, Past, Read, Start
+from residua.streams._attending import AttendingStream, Mixture, Route
+from residua.streams._parts import Query, divides, group_names, group_size, positive
 
 
 class Blocks(NamedTuple):
@@ -21,19 +20,10 @@ class Blocks(NamedTuple):
     """The embedding, then every finished block (with a window: the embedding, the evicted sum, the last ones)."""
     partial: tuple[Tensor, ...] = ()
     """The open block's running value: none or one."""
-    ahead: Ahead = Ahead()
-
-
-class How(TypedDict):
-    """The keywords of `ops.attend` that this design sets."""
-
-    eps: float
-    heads: int
-    total: bool
 
 
 @register("attnres")
-class AttnRes(Stream[Blocks]):
+class AttnRes(AttendingStream[Blocks]):
     """x = sum_n softmax_n(w . rmsnorm(v_n)) v_n over v = [e, o_0, o_1, ...]; no sum is ever kept.
 
     block=1 is full AttnRes: a source is one sublayer's output. block=k sums k outputs a source, and a site inside
@@ -65,6 +55,7 @@ class AttnRes(Stream[Blocks]):
         "window=1,evicted=drop,block=2",
         "window=1,evicted=drop,sources=states",
     )
+    conversion = Conversion({"total": True})
     refuses: ClassVar = {
         "gate": "its read replaces the stream, and a gate would mix it with the open block alone; use delta:gate=...",
         "include_partial": "the open block is always a source here; delta has the choice",
@@ -88,8 +79,7 @@ class AttnRes(Stream[Blocks]):
         self.states, self.total, self.heads, self.eps = sources == "states", total, heads, eps
         self.window, self.drop = window, evicted == "drop"
         positive(self.name, heads=heads, window=1 if window is None else window)
-        if plan.width % heads:
-            raise ValueError(f"{self.name}: heads={heads} does not divide the width {plan.width}")
+        divides(self.name, plan, heads)
         if window is None and self.drop:
             raise ValueError(f"{self.name}: evicted=drop needs a window")
         if window is not None and self.states and not self.drop:
@@ -97,7 +87,9 @@ class AttnRes(Stream[Blocks]):
                 f"{self.name}: states already hold what a window evicts, so a sum of them is no state; "
                 "write sources=states,evicted=drop"
             )
-        self.each(lambda site: Query(plan.width) if site.index else None)  # one source needs no query
+        for site in plan.readers[1:]:  # the first has one source, which needs no query
+            self.at[site.name] = query = Query(plan.width)
+            self._routes[site.name] = (Route(query),)
 
     @property
     def starts(self) -> Start:
@@ -109,21 +101,19 @@ class AttnRes(Stream[Blocks]):
     def open(self, x: Tensor, past: Past = None) -> Blocks:
         return Blocks((x,))
 
-    def read(self, s: Blocks, site: Site, norm: Norm) -> Read:
-        part = self.part(site)
-        if part is None:
-            return Read(norm(s.done[0]))
-        return Read(norm(s.ahead.attend(part, s.done, s.partial, **self._how())))
+    def plain(self, s: Blocks) -> Tensor:
+        return s.done[0]
+
+    def mixture(self, s: Blocks, site: Site) -> Mixture:
+        if self.window is not None:  # an old source may leave
+            return Mixture((), s.done + s.partial)
+        return Mixture(s.done, s.partial)
 
     def write(self, s: Blocks, site: Site, read: Read, y: Tensor) -> Blocks:
         if s.partial or self.states:
             y = (s.partial or s.done[-1:])[0] + y
         closes = (site.index + 1) % self.size == 0
-        if self.window is not None:  # its sources are few, and an old one may leave
-            return Blocks(self._kept((*s.done, y))) if closes else Blocks(s.done, (y,))
-        done, partial, ahead = ((*s.done, y), (), s.ahead.pushed(y)) if closes else (s.done, (y,), s.ahead)
-        ahead, done = ahead.onward(done, 1, lambda most: self._coming(site, most), eps=self.eps, heads=self.heads)
-        return Blocks(done, partial, ahead)
+        return Blocks(self._kept((*s.done, y))) if closes else Blocks(s.done, (y,))
 
     def sources(self, site: Site) -> tuple[str, ...]:
         if not site.index:
@@ -132,23 +122,7 @@ class AttnRes(Stream[Blocks]):
         finished = group_names(self.plan, self.size, closed)
         if self.window is not None and closed > self.window:
             finished = (() if self.drop else ("evicted",)) + finished[-self.window :]
-        return ("embed", *finished, *(("partial",) if inside else ()))
-
-    def routing(self, s: Blocks, site: Site) -> Routing | None:
-        part = self.part(site)
-        if part is None:
-            return None
-        values = s.done + s.partial
-        return Routing(values, ops.attend_weights(part.folded(), values, **self._how())[None])
-
-    def _coming(self, site: Site, most: int) -> tuple[list[Query], list[Tensor], list[Tensor]]:
-        """The queries of the reads after `site`, up to the end of the block if blocks are longer than one sublayer."""
-        left = most if self.size == 1 else self.size - (site.index + 1) % self.size
-        readers = self.plan.readers[site.index + 1 :][: min(most, left)]
-        return [self.part(reader) for reader in readers], [], []
-
-    def _how(self) -> How:
-        return {"eps": self.eps, "heads": self.heads, "total": self.total}
+        return ("embed", *finished, *((OPEN,) if inside else ()))
 
     def _kept(self, done: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The sources that stay in the window."""

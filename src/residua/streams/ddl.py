@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from residua import ops
 from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Start, Stream
+from residua.stream import Conversion, Norm, Past, Read, Start, Stream
 from residua.streams._parts import Part, constant, normal, positive
 
 
@@ -43,63 +44,80 @@ class Taps(Part):
             tensor[0] = 1.0
 
 
-def channels_before(kind: str, kernel: int) -> int:
-    """How many earlier channels a convolution over the channels meets: half of its taps, or all but one if causal."""
-    return kernel - 1 if kind == "channel_causal" else (kernel - 1) // 2
-
-
 class Compress(Part):
     """x = sum_v read_v X_v, the [v, d] state as one [d] input; one per Transformer block, one for the head."""
 
-    weight: Tensor  # of channel
-    pool: Tensor  # of all others
-    taps: Tensor  # of channel_same and channel_causal
-    conv: Taps  # of token
+    def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
+        """tail: the tokens before, for a compressor that mixes them."""
+        return (X * self.weights().to(X.dtype)).sum(-2)
 
-    def __init__(self, kind: str, kernel: int, channels: int, width: int, identity: bool) -> None:
+    def weights(self) -> Tensor:
+        """read [v, d]."""
+        raise NotImplementedError
+
+
+class PerChannel(Compress):
+    """x_i = sum_j W_ij X_ij: the paper's."""
+
+    weight: Tensor
+
+    def __init__(self, channels: int, width: int) -> None:
         super().__init__()
-        self.kind, self.channels, self.kernel = kind, channels, kernel
-        self.left = channels_before(kind, kernel)
-        mean = constant(1 / channels)
-        if kind == "channel":
-            self.add("weight", (channels, width), mean)
-        else:
-            self.add("pool", (channels,), mean)
-        if kind == "token":
-            self.conv = Taps(kernel, channels, width, identity)
-        elif kind != "channel":
-            self.add("taps", (kernel, width), self._centre if identity else normal(0.5 * width**-0.5))
+        self.add("weight", (channels, width), constant(1 / channels))
+
+    def weights(self) -> Tensor:
+        return self.weight
+
+
+class OverChannels(Compress):
+    """A convolution over the channels, padded to keep their number, and then `pool`: the released code's.
+
+    The taps reach half of their number back, or with `causal` all but one.
+    """
+
+    pool: Tensor
+    taps: Tensor
+
+    def __init__(self, channels: int, width: int, kernel: int, *, causal: bool, identity: bool) -> None:
+        super().__init__()
+        self.left = kernel - 1 if causal else (kernel - 1) // 2
+        self.add("pool", (channels,), constant(1 / channels))
+        self.add("taps", (kernel, width), self._centre if identity else normal(0.5 * width**-0.5))
 
     def _centre(self, tensor: Tensor, generator: torch.Generator | None) -> None:
         """The tap that meets the channel itself: with it alone, the channels are averaged."""
         tensor.zero_()
         tensor[self.left] = 1.0
 
+    def weights(self) -> Tensor:
+        zero, channels, kernel = self.taps.new_zeros(()), range(len(self.pool)), len(self.taps)
+        met = [[(p, j - p + self.left) for p in channels if 0 <= j - p + self.left < kernel] for j in channels]
+        return torch.stack([sum((self.pool[p] * self.taps[tap] for p, tap in each), start=zero) for each in met])
+
+
+class OverTokens(Compress):
+    """A causal convolution over tokens, then the mean of the channels."""
+
+    pool: Tensor
+
+    def __init__(self, channels: int, width: int, kernel: int, *, identity: bool) -> None:
+        super().__init__()
+        self.add("pool", (channels,), constant(1 / channels))
+        self.conv = Taps(kernel, channels, width, identity)
+
     def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
-        if self.kind == "channel":
-            return (X * self.weight.to(X.dtype)).sum(-2)
-        if self.kind != "token":
-            return (X * self.folded().to(X.dtype)).sum(-2)
         assert tail is not None  # `DDL` keeps one for every convolution over tokens
         mixed = ops.shortconv(X, tail, self.conv.taps.to(X.dtype))
         return (mixed * self.pool.to(X.dtype)[:, None]).sum(-2)
 
-    def folded(self) -> Tensor:
-        """The weights [v, d] that a convolution over the channels, padded to keep their number, and `pool` come to."""
-        left, zero = self.left, self.taps.new_zeros(())
-        return torch.stack(
-            [
-                sum(
-                    (
-                        self.pool[p] * self.taps[j - p + left]
-                        for p in range(self.channels)
-                        if 0 <= j - p + left < self.kernel
-                    ),
-                    start=zero,
-                )
-                for j in range(self.channels)
-            ]
-        )
+
+def compressor(kind: str, kernel: int, channels: int, width: int, identity: bool) -> Compress:
+    """The compressor of that name."""
+    if kind == "channel":
+        return PerChannel(channels, width)
+    if kind == "token":
+        return OverTokens(channels, width, kernel, identity=identity)
+    return OverChannels(channels, width, kernel, causal=kind == "channel_causal", identity=identity)
 
 
 class Rewrite(Part):
@@ -191,6 +209,7 @@ class DDL(Stream[Matrix]):
     )
 
     reads_direction = True
+    conversion = Conversion({"start": "standard"}, exact=True)
 
     def __init__(
         self,
@@ -215,7 +234,7 @@ class DDL(Stream[Matrix]):
         def make(site: Site) -> nn.ModuleDict:
             parts = nn.ModuleDict()
             if self.compress and site.first:
-                parts["compress"] = Compress(self.compress, kernel, channels, plan.width, self.standard)
+                parts["compress"] = compressor(self.compress, kernel, channels, plan.width, self.standard)
             if site.kind != "head":
                 parts["rewrite"] = Rewrite(plan.width, channels, value, gate, beta_init, self.standard)
             return parts
@@ -257,6 +276,14 @@ class DDL(Stream[Matrix]):
 
     def past(self, s: Matrix) -> Past:
         return self._tails(s) or None
+
+    def gates(self, s: Matrix, site: Site, read: Read) -> Mapping[str, Tensor]:
+        part = self.part(site)
+        if part is None or "rewrite" not in part:
+            return {}
+        rewrite, (_, c) = part["rewrite"], read.carry
+        blend = {"blend": rewrite.blend} if self.standard else {}  # it scales what beta does
+        return {"beta": rewrite.share(c), **blend}
 
     def _compressed(self, s: Matrix, site: Site) -> Tensor:
         if self.compress is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
 from residua.streams._parts import Static, block_names, opens_block, positive
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ class DenseFormer(Stream[Dense]):
 
     paper = "arXiv 2402.02622"
     mixes = "states after blocks"
+    conversion = Conversion(exact=True)
     cases = ("", "dilation=2", "period=2", "dilation=3,period=2")
 
     def __init__(self, plan: Plan, *, dilation: int = 1, period: int = 1) -> None:

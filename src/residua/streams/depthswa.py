@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
-from residua.streams._parts import Part, block_names, constant, group_names, normal, positive
+from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
+from residua.streams._parts import Part, block_names, constant, divides, group_names, normal, positive
 
 
 class Window(NamedTuple):
@@ -65,6 +66,7 @@ class DepthSWA(Stream[Window]):
 
     paper = "arXiv 2603.16039"
     mixes = "the last K states or deltas"
+    conversion = Conversion({"enter": "add", "gate": "alpha"}, exact=True)
     cases = (
         "",
         "window=1",
@@ -95,8 +97,7 @@ class DepthSWA(Stream[Window]):
         positive(self.name, window=window, heads=heads)
         self.window, self.deltas, self.by_layer, self.enter = window, sources == "deltas", unit == "layer", enter
         self.heads, self.key_norm = heads, key_norm
-        if plan.width % heads:
-            raise ValueError(f"depthswa: heads={heads} does not divide the width {plan.width}")
+        divides(self.name, plan, heads)
         if gate == "alpha" and enter != "add":
             raise ValueError(f"depthswa: a gate needs enter=add; enter={enter} replaces what it would be added to")
         if enter == "qkv" and not any(site.lanes == 3 for site in plan.sites):
@@ -155,6 +156,10 @@ class DepthSWA(Stream[Window]):
         query, keys, values = self._projected(s, site)
         weights = ops.attend_qkv_weights(query, keys, heads=self.heads)[None]
         return Routing(values, weights, *((s.h, self._gate(s, site)) if self.enter == "add" else ()))
+
+    def gates(self, s: Window, site: Site, read: Read) -> Mapping[str, Tensor]:
+        part = self.part(site)
+        return {"gate": part["gate"].alpha} if part is not None and "gate" in part else {}
 
     def _projected(self, s: Window, site: Site) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
         part = self.shared if self.shared is not None else self.part(site)["project"]

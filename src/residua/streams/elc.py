@@ -9,7 +9,7 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Start
+from residua.stream import Conversion, Start
 from residua.streams._layered import StaticLayered
 from residua.streams._parts import Static, opens_block
 
@@ -33,6 +33,10 @@ class ELC(StaticLayered):
 
     paper = "arXiv 2311.02265"
     mixes = "layer outputs"
+    conversion = Conversion(
+        refusal="its layers never add what they read to what they make, so that no setting of its weights is the base "
+        "network, and a gate would be another design; train it from scratch"
+    )
     cases = (
         "",
         "variant=zero",

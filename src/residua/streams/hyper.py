@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -91,6 +93,10 @@ class Hyper(ParallelStream):
     @property
     def starts(self) -> Start:
         return "standard" if self.streams == 1 else "eps"
+
+    def gates(self, H: Tensor, site: Site, read: Read) -> Mapping[str, Tensor]:
+        part = self.part(site)
+        return {"s_alpha": part.s_alpha, "s_beta": part.s_beta} if part is not None and part.dynamic else {}
 
     def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
         if site.kind == "head":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal
 
@@ -21,7 +22,7 @@ EPS = 1e-6
 """Of the RMS norm over all streams."""
 
 
-class Mapping(Part):
+class Affine(Part):
     """alpha rmsnorm(vec H) phi + b, for one of pre (n), post (n) and res (n x n)."""
 
     phi: Tensor
@@ -65,10 +66,10 @@ class Mappings(nn.Module):
         inputs, a6 = streams * plan.width, init == "a6"
         zero, phi = constant(0.0), constant(0.0) if a6 else normal(0.02)
         own = partial(_own, stream=home(streams, site)) if a6 else zero
-        self.pre = Mapping(inputs, (streams,), own, phi) if site.index else None
-        self.post = Mapping(inputs, (streams,), zero, phi)
+        self.pre = Affine(inputs, (streams,), own, phi) if site.index else None
+        self.post = Affine(inputs, (streams,), zero, phi)
         inside = 0 < site.index < len(plan.sites) - 1
-        self.res = Mapping(inputs, (streams, streams), _kept if a6 else zero, phi) if inside else None
+        self.res = Affine(inputs, (streams, streams), _kept if a6 else zero, phi) if inside else None
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pre [b t n], post [b t n] and res [b t n n]."""
@@ -117,6 +118,11 @@ class MHC(ParallelStream):
     @property
     def starts(self) -> Start:
         return "eps" if self.options["init"] == "a6" else "no"
+
+    def gates(self, H: Tensor, site: Site, read: Read) -> Mapping[str, Tensor]:
+        part = self.part(site)
+        mappings = {} if part is None else {name: getattr(part, name) for name in ("pre", "post", "res")}
+        return {f"alpha_{name}": mapping.alpha for name, mapping in mappings.items() if mapping is not None}
 
     def read(self, H: Tensor, site: Site, norm: Norm) -> Read:
         if site.kind == "head":

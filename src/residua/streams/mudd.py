@@ -12,7 +12,7 @@ from residua import ops
 from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Routing, Start, Stream
+from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
 from residua.streams._parts import Part, block_names, constant, normal, opens_block, positive, recent
 from residua.streams.denseformer import Dense
 
@@ -72,6 +72,7 @@ class MUDD(Stream[Dense]):
 
     paper = "arXiv 2502.12170"
     mixes = "states after blocks"
+    conversion = Conversion(exact=True)
     cases = (
         "",
         "prepost=all",

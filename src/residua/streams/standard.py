@@ -8,7 +8,7 @@ from torch import Tensor
 
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Norm, Past, Read, Start, Stream
+from residua.stream import Conversion, Norm, Past, Read, Start, Stream
 
 
 @register("standard")
@@ -22,6 +22,7 @@ class Standard(Stream[Tensor]):
     paper = "arXiv 1706.03762 (post-norm), 2002.04745 (pre-norm)"
     mixes = "nothing: the running sum"
     cases = ("", "norm=post")
+    conversion = Conversion(exact=True)
 
     def __init__(self, plan: Plan, *, norm: Literal["pre", "post"] = "pre") -> None:
         super().__init__(plan)

@@ -9,7 +9,7 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Past, Start
+from residua.stream import Conversion, Past, Start
 from residua.streams._layered import Layered, StaticLayered
 from residua.streams._parts import Static, opens_block
 
@@ -33,6 +33,10 @@ class Vertical(StaticLayered):
 
     paper = "Vertical Attention, OpenReview A6uabXKiXc (reconstructed)"
     mixes = "normalised layer outputs"
+    conversion = Conversion(
+        refusal="it mixes normalised layer outputs, whose scale the base's residual sum needs, so that no setting of "
+        "its weights is the base network; train it from scratch"
+    )
     cases = ("", "norm=l2,eps=1e-4", "norm=layernorm", "inner_residual=true", "init=last")
 
     def __init__(

@@ -1,0 +1,186 @@
+"""Two-phase depth reads: coming reads share one pass over the sources there are, and each adds later ones itself.
+
+Exact, because queries do not depend on tokens and softmaxes merge by their log-sums. The passes over n sources that a
+stack of reads makes fall from one a read to one a group. Nothing here is needed for a result: where what was begun does
+not fit what a site then reads (another gradient mode, a state that was cut and rebuilt), the site reads plainly.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from residua import ops
+from residua.native import guard
+from residua.native.library import available
+from residua.ops._backend import choice
+from residua.ops.attend import cpu
+from residua.ops.attend.native import Carry
+from residua.ops.attend.together import together
+from residua.plan import Site
+from residua.stream import OPEN, Stream
+from residua.streams._attending import AttendingStream, Route, lanes
+from residua.streams._parts import Query
+
+
+class Ahead(NamedTuple):
+    """What the next reads, in order, already took from the sources that there were."""
+
+    begun: tuple[Carry, ...] = ()
+    """Reads over `covered`, for later sources to be merged with."""
+    covered: tuple[Tensor, ...] = ()
+    made: tuple[Tensor, ...] = ()
+    """Reads that have all their sources, times their gates where those are numbers; without gradients."""
+
+
+NOTHING = Ahead()
+
+
+class Coming(NamedTuple):
+    """The reads after a write that can share a pass."""
+
+    sites: tuple[Site, ...]
+    complete: bool
+    """They see the sources there are and no others."""
+
+
+class ReadGroups:
+    """Begins and ends the shared reads of one stream."""
+
+    def __init__(self, stream: AttendingStream[Any], group: int, least: int, blockwise: bool) -> None:
+        self.stream, self.group, self.least, self.blockwise = stream, group, least, blockwise
+
+    def lanes(self, state: Any, ahead: Ahead, site: Site) -> list[Tensor] | None:
+        """What a site reads, from what was begun for it; None where that does not fit."""
+        stream, graded = self.stream, torch.is_grad_enabled()
+        routes = stream.routes(site)
+        if ahead.made:
+            if graded or not routes:
+                return None
+            base = stream.base(state)
+            return lanes([_entered(route, made, base) for route, made in zip(routes, ahead.made, strict=False)])
+        if not routes or (graded and not ahead.begun[0].value.requires_grad):
+            return None
+        kept, own = stream.mixture(state, site)
+        count = len(ahead.covered)
+        if len(kept) < count or any(map(_differ, kept, ahead.covered)):
+            return None
+        fresh, scale, base = kept[count:] + own, len(kept) + len(own) if stream.total else 1, stream.base(state)
+        found = []
+        for route, carry in zip(routes, ahead.begun, strict=False):
+            assert route.query is not None  # whoever begins a read has a query
+            read = cpu.merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
+            found.append(route.onto(base, read))
+        return lanes(found)
+
+    def onward(self, state: Any, ahead: Ahead, site: Site) -> tuple[Any, Ahead]:
+        """After the write of a site: what is left of what was begun, or a new beginning."""
+        used = len(self.stream.routes(site))
+        if len(ahead.made) > used:
+            return state, Ahead(made=ahead.made[used:])
+        if len(ahead.begun) > used:
+            return state, Ahead(ahead.begun[used:], ahead.covered)
+        if self.stream.centered or (self.blockwise and site.last):  # a mean taken away cannot be merged
+            return state, NOTHING
+        return self._begin(state, site)
+
+    def _begin(self, state: Any, site: Site) -> tuple[Any, Ahead]:
+        stream, after = self.stream, self.stream.plan.readers[site.index + 1]
+        coming = _coming(stream, self.group, self.blockwise)[after.index]
+        if coming is None:
+            return state, NOTHING
+        kept, _ = stream.mixture(state, after)
+        final = coming.complete and not torch.is_grad_enabled()
+        if (
+            len(kept) < 2
+            or not ((final and kept[0].numel() < self.least) or self._pays(kept[0]))
+            or not _served(kept[0])
+        ):
+            return state, NOTHING
+        routes = [route for each in coming.sites for route in stream.routes(each)]
+        try:
+            if final:
+                return state, Ahead(made=_made(routes, kept, stream))
+            queries = Query.stacked([route.query for route in routes if route.query is not None])
+            nulls = [route.null.logit for route in routes if route.null is not None]
+            begun, covered = cpu.ahead(
+                queries, kept, torch.cat(nulls) if nulls else None, eps=stream.eps, heads=stream.heads
+            )
+        except ops.Unsupported:  # one after the other, then, which says what is the matter
+            return state, NOTHING
+        if not torch.is_grad_enabled():  # sources that have a history must keep it for sites that ask for gradients
+            return state, Ahead(begun, kept)
+        # gradients of later reads arrive at the sources as this pass hands them on, and leave with its own added
+        same = {id(old): new for old, new in zip(kept, covered, strict=True)}
+        state = pytree.tree_map_only(Tensor, lambda leaf: same.get(id(leaf), leaf), state)
+        return state, Ahead(begun, covered)
+
+    def _pays(self, source: Tensor) -> bool:
+        """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""
+        return source.numel() >= self.least and source.dtype in cpu.CARRIED
+
+
+def _served(source: Tensor) -> bool:
+    """Whether the kernels may serve: their own checks say whether they do."""
+    return choice() in ("auto", "cpu") and not guard.watched() and not guard.foreign(source) and available()
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one is not other
+
+
+def _entered(route: Route, made: Tensor, base: Tensor | None) -> Tensor:
+    """base + a read that its gate, where it is a number, has multiplied already."""
+    if base is None:
+        return made
+    return route.onto(base, made) if route.gate is not None and route.gate.kind == "vector" else base + made
+
+
+def _made(routes: list[Route], sources: tuple[Tensor, ...], stream: AttendingStream[Any]) -> tuple[Tensor, ...]:
+    """Complete reads, in one call that takes parameters where they lie."""
+    queries: list[Any] = [
+        route.query._parameters for route in routes if route.query is not None
+    ]  # quicker than getattr
+    return together(
+        [one["query"] for one in queries], [one["gain"] for one in queries], sources,
+        nulls=[route.null.logit for route in routes if route.null is not None],
+        gates=[route.gate.number() for route in routes if route.gate is not None and route.gate.kind != "vector"],
+        eps=stream.eps, heads=stream.heads,
+    )  # fmt: skip
+
+
+_known: WeakKeyDictionary[Stream[Any], dict[tuple[int, bool], list[Coming | None]]] = WeakKeyDictionary()
+
+
+def _coming(stream: AttendingStream[Any], most: int, blockwise: bool) -> list[Coming | None]:
+    """For every reader the reads from it on that share a pass, found once a stream: the plan alone decides."""
+    known = _known.setdefault(stream, {})
+    if (most, blockwise) not in known:
+        known[most, blockwise] = _planned(stream, most, blockwise)
+    return known[most, blockwise]
+
+
+def _planned(stream: AttendingStream[Any], most: int, blockwise: bool) -> list[Coming | None]:
+    readers, names = stream.plan.readers, [stream.sources(site) for site in stream.plan.readers]
+    kept = [tuple(name for name in each if name != OPEN) for each in names]
+    # Sources that grow by one a site are worth a pass that later sites add to. Where they stay the same for a while,
+    # in the blocks of a design, the next pass begins with the next block.
+    grows = all(kept[i] != kept[i + 1] for i in range(1, len(readers) - 1))
+    found: list[Coming | None] = []
+    for first in range(len(readers)):
+        sites: list[Site] = []
+        count = 0
+        for site in readers[first:]:
+            count += len(stream.routes(site))
+            apart = not grows and kept[site.index] != kept[first]
+            if count > most or apart or (blockwise and site.layer != readers[first].layer):
+                break
+            sites.append(site)
+        reads = sum(len(stream.routes(site)) for site in sites)
+        complete = all(names[site.index] == kept[first] for site in sites)
+        found.append(Coming(tuple(sites), complete) if reads > 1 else None)
+    return found

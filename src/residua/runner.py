@@ -1,0 +1,256 @@
+"""A design says what a site reads; a runner says how: one by one, several in one pass, in a type of its own, watched.
+
+    runner = Runner(stream)
+    flow = runner.open(embedding)
+    for site, sublayer in ...:
+        flow = runner.step(flow, site, sublayer.norm, sublayer)
+    (x,) = runner.read(flow, plan.head, final_norm).lanes
+
+The verbs are those of a `Stream`, and so are their results. What flows is the design's state and, beside it, what
+execution keeps for the next sites; `cut` leaves that behind, so that a checkpoint or a pipeline stage gets the state of
+the equation and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from residua.plan import Plan, Site
+from residua.read_groups import NOTHING, Ahead, ReadGroups
+from residua.stream import Norm, Past, Read, Stream
+
+
+class Flow(NamedTuple):
+    """What passes from site to site."""
+
+    state: Any
+    """Of the design: all that its equation needs."""
+    ahead: Ahead = NOTHING
+    """Of the runner: reads of coming sites that were begun or made already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How streams run."""
+
+    dtype: torch.dtype | None = None
+    """The type of the state from `open` to the head, whatever sublayers compute in; None: that of the embedding."""
+    autocast: bool = True
+    """Whether the design's own arithmetic follows the autocast around it."""
+    group: int = 16
+    """Most reads that share a pass over their sources: of 4 to 24, what 48 blocks ran fastest with; 0 for none."""
+    least: int = 1 << 16
+    """Numbers in a source from which sharing pays in training: below, a call costs more than the memory it saves."""
+
+    def own(self, device: torch.device) -> AbstractContextManager[Any]:
+        """Where a design's own arithmetic runs."""
+        return nullcontext() if self.autocast else torch.autocast(device.type, enabled=False)
+
+
+PLAINLY = Execution()
+
+
+class Observer:
+    """Sees what a runner does; `lanes` may also change it."""
+
+    def opened(self, x: Tensor) -> None:
+        """A forward begins."""
+
+    def lanes(self, state: Any, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a site reads before its norm; the return value is read in its place."""
+        return lanes
+
+    def read(self, state: Any, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
+        """A site has read these lanes."""
+
+    def wrote(self, site: Site, y: Tensor, state: Any) -> None:
+        """A site has written y, and left this state."""
+
+
+_observers: WeakKeyDictionary[Stream[Any], tuple[Observer, ...]] = WeakKeyDictionary()
+
+
+@contextmanager
+def observed(stream: Stream[Any], *observers: Observer) -> Iterator[None]:
+    """Let observers see every forward of a stream in the `with`, after those that see it already.
+
+    A compiled graph has no place to look: in the `with`, compiled models run as they were written.
+    """
+    compiled = "torch._dynamo" in sys.modules
+    _observers[stream] = (*_observers.get(stream, ()), *observers)
+    try:
+        with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
+    finally:
+        _observers[stream] = tuple(one for one in _observers[stream] if one not in observers)
+
+
+class Runner:
+    """The three verbs of a stream, executed."""
+
+    def __init__(self, stream: Stream[Any], execution: Execution = PLAINLY, *, blockwise: bool = False) -> None:
+        """blockwise: the state is cut after every block, so that nothing is begun for the next one."""
+        self.stream, self.execution = stream, execution
+        self.groups: ReadGroups | None = None
+        self.observers = () if torch.compiler.is_compiling() else _observers.get(stream, ())
+        if stream.attends and execution.group:
+            declared: Any = stream  # or a wrapper that has its attributes and not its class
+            self.groups = ReadGroups(declared, execution.group, execution.least, blockwise)
+
+    @property
+    def plan(self) -> Plan:
+        """That of the stream."""
+        return self.stream.plan
+
+    def open(self, x: Tensor, past: Past = None) -> Flow:
+        """The flow before the first site."""
+        for one in self.observers:
+            one.opened(x)
+        dtype = self.execution.dtype
+        if dtype is None:
+            return Flow(self.stream.open(x, past))
+        with self.execution.own(x.device):
+            return Flow(cast(self.stream.open(x.to(dtype), past), dtype))
+
+    def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
+        """What `site` takes from the stream."""
+        if not self.observers and self.execution.dtype is None:
+            return self._read(flow, site, norm)
+        norm = norm if self.execution.dtype is None else _widened(norm)
+        with self.execution.own(pytree.tree_leaves(flow.state)[0].device):
+            return self._watched(flow, site, norm) if self.observers else self._read(flow, site, norm)
+
+    def write(self, flow: Flow, site: Site, read: Read, y: Tensor) -> Flow:
+        """The flow after the sublayer at `site` answered its read with `y`."""
+        dtype = self.execution.dtype
+        if dtype is None:
+            after = self._onward(self.stream.write(flow.state, site, read, y), flow, site)
+        else:
+            with self.execution.own(y.device):
+                state = cast(self.stream.write(flow.state, site, read, y.to(dtype)), dtype)
+                after = self._onward(state, flow, site)
+        for one in self.observers:
+            one.wrote(site, y, after.state)
+        return after
+
+    def step(self, flow: Flow, site: Site, norm: Norm, sublayer: Callable[..., Tensor]) -> Flow:
+        """Read, apply the sublayer, write."""
+        read = self.read(flow, site, norm)
+        return self.write(flow, site, read, sublayer(*read.lanes))
+
+    def past(self, flow: Flow) -> Past:
+        """What the next tokens need from this pass."""
+        return self.stream.past(flow.state)
+
+    @staticmethod
+    def cut(flow: Flow) -> Any:
+        """The state alone, which crosses a pipeline cut or is kept by a checkpoint; `Flow(state)` goes on with it."""
+        return flow.state
+
+    def _read(self, flow: Flow, site: Site, norm: Norm) -> Read:
+        if self.groups is not None and (flow.ahead.begun or flow.ahead.made) and not torch.compiler.is_compiling():
+            lanes = self.groups.lanes(flow.state, flow.ahead, site)
+            if lanes is not None:
+                return Read(norm(*lanes))
+        return self.stream.read(flow.state, site, norm)
+
+    def _onward(self, state: Any, flow: Flow, site: Site) -> Flow:
+        if self.groups is None or torch.compiler.is_compiling():  # a compiler fuses reads itself
+            return Flow(state)
+        return Flow(*self.groups.onward(state, flow.ahead, site))
+
+    def _watched(self, flow: Flow, site: Site, norm: Norm) -> Read:
+        before: tuple[Tensor, ...] = ()
+        lanes: tuple[Tensor, ...] = ()
+
+        def seen(*raw: Tensor) -> tuple[Tensor, ...]:
+            nonlocal before, lanes
+            before = lanes = raw
+            for one in self.observers:
+                lanes = one.lanes(flow.state, site, lanes)
+            return norm(*lanes)
+
+        read = self._read(flow, site, seen)
+        if lanes is not before:  # a design may carry what it read on to its write
+            changed = {id(old): new for old, new in zip(before, lanes, strict=True)}
+            read = Read(read.lanes, pytree.tree_map_only(Tensor, lambda leaf: changed.get(id(leaf), leaf), read.carry))
+        for one in self.observers:
+            one.read(flow.state, site, lanes, read)
+        return read
+
+
+class Step(NamedTuple):
+    """One site of a walk."""
+
+    site: Site
+    state: Any
+    """Before the read."""
+    lanes: tuple[Tensor, ...]
+    """What was read, before the norm."""
+    read: Read
+    y: Tensor | None
+    """What the sublayer answered; the head answers nothing."""
+    after: Any
+    """The state after the write."""
+
+
+def unchanged(*lanes: Tensor) -> tuple[Tensor, ...]:
+    """A norm that does nothing."""
+    return lanes
+
+
+def walk(
+    runner: Runner | Stream[Any],
+    x: Tensor,
+    answer: Callable[[Site, Read], Tensor],
+    norm: Callable[[Site], Norm] = lambda site: unchanged,
+    between: Callable[[Flow], Flow] = lambda flow: flow,
+) -> Iterator[Step]:
+    """Open, then every read and write, then the head's read: one step a site.
+
+    answer:  the sublayer of a site, given its read.
+    norm:    that of a site.
+    between: what happens to the flow before each site.
+    """
+    runner = runner if isinstance(runner, Runner) else Runner(runner)
+    flow = runner.open(x)
+    for site in runner.plan.readers:
+        flow = between(flow)
+        lanes, normed = _kept(norm(site))
+        read = runner.read(flow, site, normed)
+        y = None if site.kind == "head" else answer(site, read)
+        after = flow if y is None else runner.write(flow, site, read, y)
+        yield Step(site, flow.state, tuple(lanes), read, y, after.state)
+        flow = after
+
+
+def cast(state: Any, dtype: torch.dtype) -> Any:
+    """Every number of a state in one type; what the state holds twice stays one tensor."""
+    leaves, shape = pytree.tree_flatten(state)
+    made = {id(leaf): leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves}
+    return pytree.tree_unflatten([made[id(leaf)] for leaf in leaves], shape)
+
+
+def _kept(norm: Norm) -> tuple[list[Tensor], Norm]:
+    """A list that is filled with what the norm is given, and that norm."""
+    given: list[Tensor] = []
+
+    def normed(*lanes: Tensor) -> tuple[Tensor, ...]:
+        given.extend(lanes)
+        return norm(*lanes)
+
+    return given, normed
+
+
+def _widened(norm: Norm) -> Norm:
+    """A norm in float32, as its gain is: only like types have a fused norm, and the projections narrow its result."""
+    return lambda *lanes: norm(*(lane.float() for lane in lanes))
