@@ -16,7 +16,7 @@ from residua.lab.cost.walk import Walk
 from residua.model import ModelConfig
 from residua.testing import specs
 
-PACKAGE = Path(residua.__file__).parent / "cost"
+PACKAGE = Path(residua.__file__).parent / "lab" / "cost"
 SIZES = [(16, 2, 2, 8), (32, 3, 4, 12), (48, 4, 4, 20)]
 """Width, depth, heads, tokens."""
 LAYOUTS = [

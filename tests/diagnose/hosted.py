@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from residua.runner import Flow, Runner
 from residua.testing import Case
 
 
@@ -19,8 +20,8 @@ class Layer(nn.Module):
         self.first = block.sites[0].index == 0
 
     def forward(self, state, context):
-        stream = self.stream_of[0]
-        return self.block(stream.open(state) if self.first else state, stream, context)
+        runner = Runner(self.stream_of[0], blockwise=True)
+        return runner.cut(self.block(runner.open(state) if self.first else Flow(state), runner, context))
 
 
 class Hosted(nn.Module):
@@ -39,5 +40,5 @@ class Hosted(nn.Module):
                 state = layer(state, context)
             else:
                 state = checkpoint(layer, state, context, use_reentrant=self.reentrant)
-        (x,) = self.inner.stream.read(state, self.inner.plan.head, self.inner.norm).lanes
+        (x,) = Runner(self.inner.stream).read(Flow(state), self.inner.plan.head, self.inner.norm).lanes
         return SimpleNamespace(logits=x @ self.inner.embed.weight.T)

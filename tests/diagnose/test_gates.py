@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import residua
-from residua.lab.diagnose import gate_reader, record_routing
+from residua.lab.diagnose import record_routing
 from residua.streams import Standard
 from residua.testing import Case, ids, walk
 
@@ -61,24 +61,20 @@ def test_ddl_beta_is_the_share_that_its_write_uses():
         assert regimes["projection"] == pytest.approx(((beta >= 0.8) & (beta <= 1.2)).double().mean().item())
 
 
-def test_gate_reader_serves_a_design_of_ones_own():
+def test_gates_are_declared_by_a_design_of_ones_own():
     @residua.register("scaled-toy")
     class Scaled(Standard):
         """h <- h + 3 f(norm(h))."""
 
         paper = "a test"
 
-    try:
-
-        @gate_reader(Scaled)
-        def gates(stream, state, site, read):
+        def gates(self, state, site, read):
             return {"step": torch.tensor([3.0])}
 
+    try:
         model = Case("scaled-toy").model()
         with record_routing(model) as record:
             model(ids())
         assert record["l0_mlp"].summary()["gates"]["step"] == {"mean": 3.0, "std": 0.0, "min": 3.0, "max": 3.0}
-        with pytest.raises(ValueError, match="a gate reader already"):
-            gate_reader(Scaled)(gates)
     finally:
         residua.unregister("scaled-toy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 
@@ -12,14 +13,17 @@ from torch import nn
 import residua
 from residua.lab.diagnose import ablate_sources, record_routing
 from residua.lab.diagnose.record import in_deep_third
-from residua.model import Cache, token_loss
-from residua.testing import Case, ids, walk
+from residua.lab.train.precision import autocast, execution
+from residua.model import Cache, Transformer, token_loss
+from residua.runner import Runner
+from residua.testing import Case, assert_close, ids, walk
 from tests.diagnose.hosted import Hosted
+from tests.train.harness import toy_config
 
 SPECS = (
     "standard", "elc", "denseformer", "vertical", "dca", "mudd", "mudd:prepost=all", "attnres", "attnres:block=2",
     "attnres:heads=2", "delta", "delta:value_lane=true,gate=vector", "delta:centered=true", "delta:null=true",
-    "delta:compat=released,blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
+    "delta_released:blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
     "depthswa:enter=add,gate=alpha", "hyper", "mhc",
 )  # fmt: skip
 
@@ -137,10 +141,11 @@ def test_record_counts_a_site_read_twice_once():
     model = Case("ddl").model()
     site = model.plan.sites[0]
     with record_routing(model) as record, torch.no_grad():
-        state = model.stream.open(model.embed(ids()))
+        runner = Runner(model.stream)
+        flow = runner.open(model.embed(ids()))
         for scale in (1, 10):
-            read = model.stream.read(state, site, model.norm)
-            model.stream.write(state, site, read, scale * torch.ones(2, 9, 16, dtype=torch.float64))
+            read = runner.read(flow, site, model.norm)
+            runner.write(flow, site, read, scale * torch.ones(2, 9, 16, dtype=torch.float64))
     found = record[site.name].summary()
     assert found["output_rms"] == pytest.approx(1.0)
     assert sum(found["beta"]["counts"]) == 18
@@ -255,42 +260,70 @@ def test_record_is_removed_when_the_forward_fails():
     model = Case("attnres").model()
     with pytest.raises(IndexError), record_routing(model):
         model(torch.tensor([[99]]))
-    assert not {"open", "read", "write"} & set(vars(model.stream))
     with record_routing(model) as record:
         model(ids())
     assert record.forwards == 1
 
 
-def test_second_observer_is_refused_and_the_first_goes_on():
+def test_two_records_and_an_ablation_run_at_once():
     model = Case("attnres").model()
-    with record_routing(model) as record:
-        with pytest.raises(RuntimeError, match="wrapped already"), record_routing(model):
-            pass
-        with pytest.raises(RuntimeError, match="wrapped already"):
-            ablate_sources(model, ids(), ids())
-        before = record.forwards
+    with record_routing(model) as outer:
         model(ids())
-    assert record.forwards == before + 1
+        with record_routing(model) as inner:
+            model(ids())
+            ablated = ablate_sources(model, ids(), ids(), sites=["l1_attn"])
+        model(ids())
+    assert (outer.forwards, inner.forwards) == (7, 5)  # an ablation is a forward a source and one more
+    assert len(ablated.change["l1_attn"]) == 3
+    alone = ablate_sources(model, ids(), ids(), sites=["l1_attn"])
+    assert ablated == alone
 
 
-def test_compiled_models_are_refused():
+def test_a_deep_copy_is_another_model():
+    model = Case("delta").model()
+    with record_routing(model) as record:
+        twin = copy.deepcopy(model)
+        twin(ids())
+        assert not record.forwards
+        model(ids())
+    assert record.forwards == 1
+    assert torch.equal(twin(ids()), model(ids()))
+
+
+@pytest.mark.parametrize("spec", ["attnres", "delta:blocks=2", "ddl", "mhc"])
+@pytest.mark.parametrize("fp32_stream", [False, True])
+def test_a_bfloat16_training_model_is_recorded(spec, fp32_stream):
+    config = toy_config(design=spec, dtype="bfloat16", fp32_stream=fp32_stream)
+    model = Transformer(config.model(24), seed=1)
+    model.execution = execution(config)
+    tokens = ids()
+    with autocast(config, torch.device("cpu")):
+        plain = model(tokens)
+        with record_routing(model, gradients=True) as record:
+            watched = model(tokens)
+            token_loss(watched, tokens).backward()
+    assert torch.equal(watched, plain)
+    assert record.forwards == 1
+    assert all(site["output_rms"] > 0 for site in record.summary()["sites"] if site["site"] != "head")
+
+
+def test_compiled_models_run_uncompiled_while_they_are_recorded():
     model = Case("attnres").model()
-    compiled = torch.compile(model, backend="eager")
-    with pytest.raises(RuntimeError, match="is compiled"), record_routing(compiled):
-        pass
+    with record_routing(model) as expected:
+        plain = model(ids())
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_close(compiled(ids()), plain)
+    for watched in (model, compiled):
+        with record_routing(watched) as record:
+            compiled(ids())
+        assert_same(record.summary(), expected.summary())
     inplace = Case("attnres").model()
     inplace.blocks[0].compile(backend="eager")
-    with pytest.raises(RuntimeError, match="Block is compiled"), record_routing(inplace):
-        pass
-
-
-def test_whole_graph_compiled_beside_the_record_is_told_why():
-    model = Case("attnres").model()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    plain = compiled(ids())
-    with record_routing(model), pytest.raises(Exception, match="use the plain model to observe it"):
-        compiled(ids())
-    assert torch.equal(compiled(ids()), plain)
+    with torch.no_grad():
+        assert_close(inplace(ids()), plain)
+    with record_routing(inplace) as record:
+        inplace(ids())
+    assert_same(record.summary(), expected.summary())
     torch._dynamo.reset()
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from residua import ops
 from residua.cli import app
-from residua.lab import duality, ops
+from residua.lab import duality
 from residua.lab.duality import checks, reads
 from residua.lab.duality.report import as_markdown, summary
 from residua.lab.duality.review import OBJECTIONS

@@ -326,7 +326,7 @@ def test_collect_refuses_by_name(tmp_path, make, says):
         ("denseformer:dilation=2", ["embed", "l0", "l1"]),
         ("dca:window=1", ["embed", "middle", "l0", "l1"]),
         ("hyper:streams=2", ["stream0", "stream1"]),
-        ("delta:compat=released,null=true", ["null", "embed", "l0_attn", "l0_mlp", "l1_attn"]),
+        ("delta_released:null=true", ["null", "embed", "l0_attn", "l0_mlp", "l1_attn"]),
     ],
 )
 def test_sources_stand_in_depth_order(spec, expected):

@@ -134,7 +134,7 @@ def test_convert_takes_a_released_checkpoint(tmp_path):
     (tmp_path / "released").mkdir()
     test_official.write(tmp_path / "released", "delta_block", "sigmoid_scalar")
     said = json.loads(invoke("convert", tmp_path / "released", "--out", tmp_path / "out", "--json"))
-    assert said["stream"]["compat"] == "released"
+    assert said["stream"]["name"] == "delta_released"
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.stream == said["stream"]
     done = CliRunner().invoke(
         app, ["convert", str(tmp_path / "released"), "-d", "mudd", "--out", str(tmp_path / "other")]

@@ -6,15 +6,14 @@ from transformers import AutoModelForCausalLM
 
 import residua
 from residua.hf.convert import convert
-from residua.hf.defaults import ENTRIES
 from residua.testing import error
 from tests.hf.models import base, converted, ids
 
-ENTERING = tuple(name for name, entry in ENTRIES.items() if entry.refusal is None)
+ENTERING = tuple(name for name in residua.names() if residua.design(name).conversion.refusal is None)
 EXACT = (
     "standard", "denseformer", "denseformer:dilation=2", "mudd", "mudd:prepost=all", "delta", "delta:blocks=2",
-    "delta:value_lane=true", "delta:null=true", "delta:centered=true", "ddl", "ddl:channels=2,compress=token",
-    "ddl:channels=2,expand=conv", "ddl:channels=4,compress=channel_same", "depthswa",
+    "delta:value_lane=true", "delta:null=true", "delta:centered=true", "delta_released", "ddl",
+    "ddl:channels=2,compress=token", "ddl:channels=2,expand=conv", "ddl:channels=4,compress=channel_same", "depthswa",
     "depthswa:sources=deltas,window=2",
 )  # fmt: skip
 CLOSE = ("dca", "dca:grn=v1", "attnres", "attnres:blocks=2", "attnres:heads=2", "attnres:window=1")

@@ -7,9 +7,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import residua
-from residua.lab.train.precision import autocast, set_stream_type
+from residua.lab.train.precision import autocast, execution
 from residua.lab.train.walk import walk
 from residua.model import Transformer, token_loss
+from residua.runner import Observer, Runner, observed
 from residua.testing import error, specs
 from tests.train.harness import toy_config, toy_tokens
 
@@ -21,21 +22,21 @@ SPECS = [spec for name in residua.names() for spec in specs(name)]
 def build(spec: str, **changes):
     config = toy_config(design=spec, depth=3, layout="swa:window=4,attn,mlp", **changes)
     model = Transformer(config.model(24), seed=1 + config.seed)
-    set_stream_type(config, model)
+    model.execution = execution(config)
     return config, model
 
 
-def watched(model):
+class Types(Observer):
     """The types of all the state that a plain forward passes from site to site."""
-    seen, write, opened = set(), model.stream.write, model.stream.open
 
-    def note(state):
-        seen.update(leaf.dtype for leaf in pytree.tree_leaves(state) if leaf.is_floating_point())
-        return state
+    def __init__(self):
+        self.seen = set()
 
-    model.stream.write = lambda *args: note(write(*args))
-    model.stream.open = lambda *args, **named: note(opened(*args, **named))
-    return seen
+    def read(self, state, site, lanes, read):
+        self.seen.update(leaf.dtype for leaf in pytree.tree_leaves(state) if leaf.is_floating_point())
+
+    def wrote(self, site, y, state):
+        self.seen.update(leaf.dtype for leaf in pytree.tree_leaves(state) if leaf.is_floating_point())
 
 
 @pytest.mark.parametrize("fp32_stream", [False, True], ids=["bf16-stream", "fp32-stream"])
@@ -43,12 +44,13 @@ def watched(model):
 def test_stream_state_has_the_type_the_config_names(spec, fp32_stream):
     config, model = build(spec, dtype="bfloat16", fp32_stream=fp32_stream)
     expected = torch.float32 if fp32_stream else torch.bfloat16
-    seen = watched(model)
-    with autocast(config, CPU):
-        logits = model(IDS, checkpointed=True)
-    assert seen == {expected}
-    token_loss(logits, IDS).backward()
-    assert seen == {expected}  # recomputed blocks too
+    types = Types()
+    with observed(model.stream, types):
+        with autocast(config, CPU):
+            logits = model(IDS, checkpointed=True)
+        assert types.seen == {expected}
+        token_loss(logits, IDS).backward()
+    assert types.seen == {expected}  # recomputed blocks too
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     with autocast(config, CPU):
@@ -74,7 +76,7 @@ def test_stream_in_float32_is_nearer_the_float32_model(spec):
 
 def test_stream_type_leaves_what_is_held_twice_one_tensor():
     _, model = build("delta", dtype="bfloat16")
-    state = model.stream.open(model.embed(IDS))
+    state = Runner(model.stream, model.execution).open(model.embed(IDS)).state
     assert state.h is state.sources[0]
 
 
@@ -83,4 +85,3 @@ def test_float32_is_left_alone():
     plain = Transformer(config.model(24), seed=1 + config.seed)
     with autocast(config, CPU):
         assert torch.equal(model(IDS), plain(IDS))
-    assert "open" not in vars(model.stream)

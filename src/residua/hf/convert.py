@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from residua.hf.anatomy import PREFIX, anatomy_of, probe
-from residua.hf.defaults import Entry, entry
+from residua.hf.defaults import entry
 from residua.spec import Spec
+from residua.stream import Conversion
 
 
 def convert(
@@ -82,7 +83,13 @@ def refuse(model: Any) -> None:
 
 
 def _checked(
-    model: Any, config: Any, layout: str | None, tokenizer: Any, expected: Entry, seed: int, say: Callable[[str], None]
+    model: Any,
+    config: Any,
+    layout: str | None,
+    tokenizer: Any,
+    expected: Conversion,
+    seed: int,
+    say: Callable[[str], None],
 ) -> Any:
     from residua.hf.identity import answers, batches, compare, in_float32
     from residua.hf.insert import Inserted

@@ -21,6 +21,7 @@ from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.placing import placed
 from residua.plan import Site
+from residua.runner import Execution, Flow, Runner
 from residua.stream import Stream
 
 MASK = "token_mask"
@@ -59,16 +60,22 @@ class OnStreamLayer:
     lanes: LaneHooks | None
     owner: Owner
     after_state: tuple[str, ...]
+    gradient_checkpointing: bool
+    training: bool
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.update(zip(self.after_state, args, strict=False))
         backbone = self.owner.backbone
         stream, mask = backbone.stream, kwargs.pop(MASK, None)
+        cuts = self.gradient_checkpointing and self.training
+        runner = Runner(stream, backbone.execution, blockwise=cuts)
         cache = kwargs.get(self.anatomy.cache)
         kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
-        state, tap = placed(self, stream, self.sites, hidden_states), self.tap
+        flow, tap = placed(self, stream, self.sites, hidden_states), self.tap
         if not self.sites[0].index:
-            state = stream.open(unpadded(state, mask), past=None if kept is None else kept.past)
+            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past)
+        elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
+            flow = Flow(flow)
         parts, between = iter(self.anatomy.parts), self.inserted._modules
         for site in self.sites:
             inserted: Any = between.get(site.name)
@@ -81,7 +88,7 @@ class OnStreamLayer:
                 raw = first if tap is None else tap(first)
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
 
-            read = stream.read(state, site, normed)
+            read = runner.read(flow, site, normed)
             if part is None:
                 y = inserted(*read.lanes, mask=mask, kept=kept)
             else:
@@ -89,10 +96,10 @@ class OnStreamLayer:
                 for other in parts if self.anatomy.parallel else ():
                     norm = self._norm(other)
                     y = self._answer(other, (raw if norm is None else norm(raw),), kwargs) + y
-            state = stream.write(state, site, read, y if mask is None else unpadded(y, mask))
+            flow = runner.write(flow, site, read, y if mask is None else unpadded(y, mask))
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
-            kept.advance(stream.past(state), y.shape[1], mask)
-        return state
+            kept.advance(runner.past(flow), y.shape[1], mask)
+        return runner.cut(flow) if cuts else flow
 
     def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
         return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
@@ -122,8 +129,9 @@ class OnStreamNorm:
     def forward(self, hidden_states: Any) -> Tensor:
         stream = self.owner.backbone.stream
         normalise = super().forward  # type: ignore[misc]
-        state = placed(self, stream, (stream.plan.head,), hidden_states)
-        (x,) = stream.read(state, stream.plan.head, lambda lane: (normalise(self.tap(lane)),)).lanes
+        flow = placed(self, stream, (stream.plan.head,), hidden_states)
+        runner, flow = Runner(stream, self.owner.backbone.execution), flow if isinstance(flow, Flow) else Flow(flow)
+        (x,) = runner.read(flow, stream.plan.head, lambda lane: (normalise(self.tap(lane)),)).lanes
         return x
 
 
@@ -131,6 +139,7 @@ class OnStreamBackbone:
     """Embedding, layers and final norm of the base; beside them, the stream."""
 
     stream: Stream[Any]
+    execution: Execution
     remembers: bool
     """Whether decoding needs more than keys and values: the design mixes tokens, or a sublayer was inserted."""
     config: Any

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residua.hf.defaults import BOUND, Entry
+from residua.hf.defaults import BOUND
 from residua.hf.forward import Tap
+from residua.stream import Conversion
 
 TEXT = (
     "The stream that every layer reads from and writes to is the memory of a network across its depth. "
@@ -55,7 +56,7 @@ def answers(model: Any, ids: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: each.logits if "logits" in each else each.last_hidden_state for name, each in outputs.items()}
 
 
-def compare(model: Any, before: dict[str, Tensor], ids: dict[str, Tensor], expected: Entry) -> dict[str, Any]:
+def compare(model: Any, before: dict[str, Tensor], ids: dict[str, Tensor], expected: Conversion) -> dict[str, Any]:
     """The report of the check, as it is printed and stored in the config."""
     with smallest_square(model) as seen:
         after = answers(model, ids)

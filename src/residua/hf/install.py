@@ -13,6 +13,7 @@ from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Ow
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
 from residua.registry import build
+from residua.runner import Execution
 from residua.stream import Stream
 
 OF_STREAM = "_of_stream"
@@ -50,6 +51,7 @@ def install(model: Any) -> None:
         if part is not stream and hasattr(part, "reset_parameters"):
             setattr(part, OF_STREAM, True)
     backbone.stream = stream.to(device=backbone.device, dtype=torch.float32)
+    backbone.execution = Execution()
     backbone.remembers = stream.mixes_tokens or len(slots) > len(anatomy.kinds())
 
 
@@ -64,7 +66,7 @@ def remove(model: Any, classes: tuple[Any, Any]) -> None:
         for name in ("anatomy", "sites", "tap", "owner", "inserted", "lanes"):
             delattr(layer, name)
         layer.__class__ = layer.__class__.__bases__[1]
-    del norm.tap, norm.owner, backbone.stream, backbone.remembers
+    del norm.tap, norm.owner, backbone.stream, backbone.execution, backbone.remembers
     norm.__class__ = norm.__class__.__bases__[1]
     model.__class__, backbone.__class__ = classes
 

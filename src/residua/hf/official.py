@@ -3,8 +3,8 @@
     mode         here                                              gate type         here
     block        attnres:block=2*ceil(L/blocks)                    bias              gate=none
     full         attnres                                           sigmoid_scalar    gate=scalar
-    delta        delta:compat=released                             sigmoid_vector    gate=vector
-    delta_block  delta:compat=released,blocks=...                  learnable_alpha   gate=alpha
+    delta        delta_released                                    sigmoid_vector    gate=vector
+    delta_block  delta_released:blocks=...                         learnable_alpha   gate=alpha
 
 The query is the row of `*_res_proj`, the key gain is `*_res_norm`. Parameters of sites with nothing to choose from have
 no effect in the released code and no place here; they are left out. Any other key without a place is an error.
@@ -72,7 +72,7 @@ def design_of(config: dict[str, Any]) -> dict[str, Value]:
         size = 2 * -(-depth // blocks) if mode == "block" else 1
         return {"name": "attnres", "block": size, "eps": eps}
     grouped: dict[str, Value] = {"blocks": blocks} if mode == "delta_block" else {}
-    return {"name": "delta", "compat": "released", **grouped, "gate": GATES[gate], "null": null, "eps": eps}
+    return {"name": "delta_released", **grouped, "gate": GATES[gate], "null": null, "eps": eps}
 
 
 def load_official(source: Path | str, *, dtype: torch.dtype | None = None) -> Any:

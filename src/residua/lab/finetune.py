@@ -157,7 +157,7 @@ class Converted(Subject):
 
 def design_of(model: Any) -> str:
     """The residual design of a transformers model as a spec string; `base` for one that was not converted."""
-    from residua.lab.diagnose._wrap import find_stream
+    from residua.lab.diagnose._find import find_stream
 
     return find_stream(model).spec if getattr(model.config, "stream", None) else "base"
 

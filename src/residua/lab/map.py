@@ -16,7 +16,8 @@ from torch.utils import _pytree as pytree
 
 from residua.plan import Plan, Site
 from residua.registry import build, design, names
-from residua.stream import Read, Routing, Stream
+from residua.runner import walk
+from residua.stream import Routing, Stream
 
 DEPTH, WIDTH, TOKENS = 6, 8, 5
 TOLERANCE = 1e-9
@@ -152,11 +153,7 @@ class _Probe:
 
     def states(self) -> list[Any]:
         """The state before every site, and after the last, with the same sublayer outputs each time."""
-        found = [self.stream.open(self.embedding)]
-        for site, y in zip(self.plan.sites, self.outputs, strict=True):
-            read = self.stream.read(found[-1], site, lambda *lanes: lanes)
-            found.append(self.stream.write(found[-1], site, read, y))
-        return found
+        return [step.state for step in walk(self.stream, self.embedding, lambda site, read: self.outputs[site.index])]
 
     def reads(self) -> list[Case]:
         """Every site with a choice of sources, its state and its read taken apart; with one source, if none has two."""
@@ -252,9 +249,7 @@ class _Probe:
 
     def without_a_mixture(self) -> Entry:
         """The sum of all outputs, or no read of this form at all."""
-        state, site, y = self.stream.open(self.embedding), self.plan.sites[0], self.outputs[0]
-        read: Read = self.stream.read(state, site, lambda *lanes: lanes)
-        after = self.stream.write(state, site, read, y)
+        (state, after, *_), y = self.states(), self.outputs[0]
         plain = isinstance(state, Tensor) and state.shape == y.shape and not _differ(after - state, y)
         return Entry(
             design=self.stream.spec,

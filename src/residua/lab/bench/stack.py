@@ -6,7 +6,7 @@ public form of the same stack keeps a list and reads it by stacking, at every si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from residua.lab.bench.forms import public_read
 from residua.lab.bench.timing import Form, exponent, interleave
 from residua.plan import Plan, parse_layout
 from residua.registry import build
+from residua.runner import walk
 
 
 def trivial_sublayers(depth: int, width: int) -> Tensor:
@@ -37,11 +38,8 @@ def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -
     inputs, gains = [x, *stream.parameters()], trivial_sublayers(depth, width)
 
     def run() -> Any:
-        state = stream.open(x)
-        for site in plan.sites:
-            read = stream.read(state, site, _unchanged)
-            state = stream.write(state, site, read, gains[site.index] * read.lanes[0])
-        (out,) = stream.read(state, plan.head, _unchanged).lanes
+        *_, head = walk(stream, x, lambda site, read: gains[site.index] * read.lanes[0])
+        (out,) = head.lanes
         return torch.autograd.grad(out, inputs, slope, allow_unused=True)
 
     return run
@@ -113,6 +111,3 @@ def _input(width: int, tokens: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, slope = torch.randn(2, 1, tokens, width, generator=generator)
     return x.requires_grad_(), slope
-
-
-_unchanged: Callable[..., tuple[Tensor, ...]] = lambda *lanes: lanes  # noqa: E731 (a norm that does nothing)

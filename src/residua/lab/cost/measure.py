@@ -16,6 +16,8 @@ from residua.lab.cost.counter import OperatorCounter, SavedTensors
 from residua.model.cache import Cache
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
+from residua.plan import Site
+from residua.runner import Observer, observed
 
 LIMIT = 2 << 30
 """Bytes of parameters above which `measure` refuses."""
@@ -36,9 +38,10 @@ def measure(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[
     model = Transformer(config)
     ids = torch.randint(config.vocab, (batch, tokens), generator=torch.Generator().manual_seed(0))
     counter, saved = OperatorCounter(), SavedTensors(model.parameters())
-    held = _states_of(model)
-    with ops.backend("reference"), torch.enable_grad(), saved, counter:
+    states = _States()
+    with ops.backend("reference"), torch.enable_grad(), observed(model.stream, states), saved, counter:
         model(ids)
+    held = states.held
     found = {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "stream_parameters": sum(parameter.numel() for parameter in model.stream.parameters()),
@@ -58,19 +61,15 @@ def measure(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[
     return found
 
 
-def _states_of(model: Transformer) -> dict[str, int]:
-    """Filled while the model runs: bytes of its state after every write, a tensor held twice counted once."""
-    held: dict[str, int] = {}
-    write: Any = model.stream.write
+class _States(Observer):
+    """Bytes of the state after every write."""
 
-    def watched(state: Any, site: Any, read: Any, y: Tensor) -> Any:
-        after = write(state, site, read, y)
-        leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(after)}
-        held[site.name] = sum(leaf.numel() * leaf.element_size() for leaf in leaves.values())
-        return after
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
 
-    model.stream.write = watched  # type: ignore[method-assign]
-    return held
+    def wrote(self, site: Site, y: Tensor, state: Any) -> None:
+        leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(state)}  # a tensor held twice counts once
+        self.held[site.name] = sum(leaf.nbytes for leaf in leaves.values())
 
 
 def _numbers(cache: Cache) -> int:

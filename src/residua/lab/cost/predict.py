@@ -6,7 +6,6 @@ The model is built and run on the meta device; `rules` prices what it calls. Not
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,9 @@ from residua.lab.cost.walk import Walk
 from residua.model.config import ModelConfig
 from residua.model.sublayers import Sublayer
 from residua.model.transformer import Transformer
+from residua.plan import Site
+from residua.runner import Flow, Runner
+from residua.stream import Norm, Past, Read, Stream
 
 PATHS = ("reference", "fused")
 """reference: the definitions of the ops, which write every step down; fused: what a kernel of each op has to do."""
@@ -107,47 +109,44 @@ def predict(
     )
 
 
-def forward(model: Transformer, ids: Tensor, walk: Walk | None = None) -> tuple[dict[str, int], int]:
+def forward(model: Transformer, ids: Tensor, bill: Walk | None = None) -> tuple[dict[str, int], int]:
     """The model's loop, site by site: bytes of the state after each write, and of what the design keeps for later
     tokens."""
-    stream, held = model.stream, {}
-    context = model.context(ids)
-    embedded = model.embed(ids)
-    with _owned(walk):
-        state = stream.open(embedded)
-    for sublayer in model.sublayers():
-        with _owned(walk):
-            read = stream.read(state, sublayer.site, _backbone_norm(walk, sublayer.norm))
-        y = sublayer(*read.lanes, context=context)
-        with _owned(walk):
-            state = stream.write(state, sublayer.site, read, y)
-        held[sublayer.site.name] = state_nbytes(state)
-    with _owned(walk):
-        (x,) = stream.read(state, model.plan.head, _backbone_norm(walk, model.norm)).lanes
-    torch.nn.functional.linear(x, model.embed.weight if model.head is None else model.head.weight)
-    past = stream.past(state)
+    runner = Runner(model.stream) if bill is None else _Priced(model.stream, bill)
+    steps = list(model.walk(ids, runner))
+    model.logits(steps[-1].read.lanes[0])
+    past = model.stream.past(steps[-1].state)
+    held = {step.site.name: state_nbytes(step.after) for step in steps[:-1]}
     return held, sum(leaf.nbytes for leaf in pytree.tree_leaves(past) if leaf is not None)
+
+
+class _Priced(Runner):
+    """A runner that puts what a design does on the design's bill, and the norms it calls on the backbone's."""
+
+    def __init__(self, stream: Stream[Any], bill: Walk) -> None:
+        super().__init__(stream)
+        self.bill = bill
+
+    def open(self, x: Tensor, past: Past = None) -> Flow:
+        with self.bill.inside("stream"):
+            return super().open(x, past)
+
+    def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
+        def owned(*lanes: Tensor) -> tuple[Tensor, ...]:
+            with self.bill.inside("backbone"):
+                return norm(*lanes)
+
+        with self.bill.inside("stream"):
+            return super().read(flow, site, owned)
+
+    def write(self, flow: Flow, site: Site, read: Read, y: Tensor) -> Flow:
+        with self.bill.inside("stream"):
+            return super().write(flow, site, read, y)
 
 
 def state_nbytes(state: Any) -> int:
     """Bytes that a cut here sends: a tensor held twice is sent once."""
     return sum({id(leaf): leaf.nbytes for leaf in pytree.tree_leaves(state)}.values())
-
-
-def _owned(walk: Walk | None) -> Any:
-    return nullcontext() if walk is None else walk.inside("stream")
-
-
-def _backbone_norm(walk: Walk | None, norm: Any) -> Any:
-    """The sublayer's norm, which a design calls and the backbone owns."""
-    if walk is None:
-        return norm
-
-    def called(*lanes: Tensor) -> tuple[Tensor, ...]:
-        with walk.inside("backbone"):
-            return norm(*lanes)
-
-    return called
 
 
 def _halo(sublayer: Sublayer, tokens: int) -> tuple[int, int]:

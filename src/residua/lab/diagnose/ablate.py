@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from residua.lab.diagnose._wrap import find_stream, logits_of, wrapped
+from residua.lab.diagnose._find import find_stream, logits_of
 from residua.lab.diagnose.table import align
 from residua.model import token_loss
 from residua.plan import Site
-from residua.stream import Norm, Read, Routing, Stream
+from residua.runner import Observer, observed
+from residua.stream import Routing, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def ablate_sources(
             for site in chosen:
                 gaps[site.name] = []
                 for place in range(len(stream.sources(site))):
-                    with wrapped(stream, read=_reader(stream, site.name, place)):
+                    with observed(stream, _Without(stream, site, place)):
                         without = token_loss(logits_of(model(ids, **inputs)), targets)
                     gaps[site.name].append(without - loss)
     finally:
@@ -88,31 +88,19 @@ def ablate_sources(
     return Ablation(stream.spec, loss.item(), change)
 
 
-def _reader(stream: Stream[Any], target: str, place: int) -> Any:
-    """The stream's read, without source `place` at the site `target`."""
-    inner = stream.read
+class _Without(Observer):
+    """Takes one source from what a site reads."""
 
-    def read(state: Any, site: Site, norm: Norm) -> Read:
-        if site.name != target:
-            return inner(state, site, norm)
-        routing = stream.routing(state, site)
+    def __init__(self, stream: Stream[Any], site: Site, place: int) -> None:
+        self.stream, self.site, self.place = stream, site, place
+
+    def lanes(self, state: Any, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if site != self.site:
+            return lanes
+        routing = self.stream.routing(state, site)
         assert routing is not None  # the site has sources
-        lost = contribution(routing, place)
-        swapped: list[tuple[Tensor, Tensor]] = []
-
-        def without(*lanes: Tensor) -> tuple[Tensor, ...]:
-            kept = tuple(lane - part.to(lane.dtype) for lane, part in zip(lanes, lost, strict=True))
-            swapped.extend(zip(lanes, kept, strict=True))
-            return norm(*kept)
-
-        result = inner(state, site, without)
-
-        def carried(leaf: Tensor) -> Tensor:
-            return next((rest for lane, rest in swapped if leaf is lane), leaf)
-
-        return Read(result.lanes, pytree.tree_map_only(Tensor, carried, result.carry))
-
-    return read
+        lost = contribution(routing, self.place)
+        return tuple(lane - part.to(lane.dtype) for lane, part in zip(lanes, lost, strict=True))
 
 
 def contribution(routing: Routing, place: int) -> Float[Tensor, "lane b t d"]:

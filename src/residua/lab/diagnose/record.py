@@ -1,17 +1,17 @@
 """with record_routing(model) as record: model(ids)
 
 The record holds, for every site, the sources by name, the weights of the last forward, and means over all forwards
-of the context. The stream is watched at its own three methods, so that any backbone that keeps the contract can be
-recorded: ours and converted ones. Outside the context nothing is wrapped and nothing is paid.
+of the context. The record observes the runner of the stream, so that any backbone that keeps the contract can be
+recorded: ours and converted ones, in any precision. Outside the context nothing is paid.
 
 A forward begins at `open`; a site counts once in it. What runs inside a backward pass is a recomputation
-(checkpointing) and is not counted. One recording at a time: a second on the same model is refused. A compiled model
-is refused too: observe the plain one.
+(checkpointing) and is not counted. Several recordings may run at once. A compiled model runs
+uncompiled while it is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,13 +19,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from residua.lab.diagnose._wrap import find_stream, in_backward, wrapped
-from residua.lab.diagnose.gates import gate_values
+from residua.lab.diagnose._find import find_stream, in_backward
 from residua.lab.diagnose.metrics import JUDGED_SOURCES
 from residua.lab.diagnose.site import SiteRecord
 from residua.lab.diagnose.table import routing_table
 from residua.plan import Plan, Site
-from residua.stream import Norm, Past, Read, Stream
+from residua.runner import Observer, observed
+from residua.stream import Read, Stream
 
 
 @contextmanager
@@ -40,11 +40,11 @@ def record_routing(
     """
     stream = find_stream(model)
     record = RoutingRecord(stream, weights=weights, similarity=similarity, gradients=gradients)
-    with wrapped(stream, **record.observers()):
+    with observed(stream, record):
         yield record
 
 
-class RoutingRecord:
+class RoutingRecord(Observer):
     """What a stream was seen to do; `record["l3_attn"]` is one site of it."""
 
     def __init__(self, stream: Stream[Any], *, weights: bool, similarity: bool, gradients: bool) -> None:
@@ -86,33 +86,7 @@ class RoutingRecord:
         """The summary as text, a line a site."""
         return routing_table(self.summary())
 
-    def observers(self) -> dict[str, Callable[..., Any]]:
-        """The stream's methods with an eye on each."""
-        inner_open, inner_read, inner_write = self._stream.open, self._stream.read, self._stream.write
-
-        def open(x: Tensor, past: Past = None) -> Any:
-            self._begin(x)
-            return inner_open(x, past)
-
-        def read(state: Any, site: Site, norm: Norm) -> Read:
-            raw: tuple[Tensor, ...] = ()
-
-            def watched(*lanes: Tensor) -> tuple[Tensor, ...]:
-                nonlocal raw
-                raw = lanes
-                return norm(*lanes)
-
-            result = inner_read(state, site, watched)
-            self._see_read(state, site, result, raw)
-            return result
-
-        def write(state: Any, site: Site, read: Read, y: Tensor) -> Any:
-            self._see_write(site, y)
-            return inner_write(state, site, read, y)
-
-        return {"open": open, "read": read, "write": write}
-
-    def _begin(self, x: Tensor) -> None:
+    def opened(self, x: Tensor) -> None:
         if in_backward():
             return
         self._seen.clear()
@@ -128,19 +102,19 @@ class RoutingRecord:
         return True
 
     @torch.no_grad()
-    def _see_read(self, state: Any, site: Site, read: Read, raw: tuple[Tensor, ...]) -> None:
+    def read(self, state: Any, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
         if not self._first("read", site):
             return
         seen = self.sites[site.name]
-        for lane in raw:
+        for lane in lanes:
             seen.see_square("stream", lane)
-        for name, values in gate_values(self._stream, state, site, read).items():
+        for name, values in self._stream.gates(state, site, read).items():
             seen.see_gate(name, values)
         routing = self._stream.routing(state, site)
         if routing is not None:
             seen.see_routing(routing, keep=self._keep, similarity=self._similarity)
 
-    def _see_write(self, site: Site, y: Tensor) -> None:
+    def wrote(self, site: Site, y: Tensor, state: Any) -> None:
         seen = self.sites[site.name]
         if self._gradients and y.requires_grad:
             # On every pass: a checkpoint may run its first without gradients; of two, one has a backward.
@@ -151,7 +125,7 @@ class RoutingRecord:
 
     def _need_forward(self) -> None:
         if not self.forwards:
-            raise RuntimeError("nothing was recorded: call the model inside `with record_routing(model)`, uncompiled")
+            raise RuntimeError("nothing was recorded: call the model inside `with record_routing(model)`")
 
 
 def in_deep_third(plan: Plan, layer: int) -> bool:

@@ -22,6 +22,7 @@ from residua.model.sublayers import ShortSWA
 from residua.model.transformer import Transformer
 from residua.plan import Plan
 from residua.registry import build
+from residua.runner import walk
 from residua.testing import error
 
 Stack = Float[Tensor, "n b t d"]
@@ -66,12 +67,9 @@ class _Depth(nn.Module):
         self.stream = build({"name": "depthswa", "key_norm": normed, **options}, self.plan)
 
     def forward(self, stack: Stack) -> Stack:
-        state, reads = self.stream.open(stack[0]), []
-        for site, after in zip(self.plan.sites, (*stack[1:], stack[-1]), strict=True):
-            read = self.stream.read(state, site, lambda *lanes: lanes)
-            reads.append(read.lanes[0])
-            state = self.stream.write(state, site, read, after)
-        return torch.stack(reads)
+        outputs = (*stack[1:], stack[-1])
+        steps = walk(self.stream, stack[0], lambda site, read: outputs[site.index])
+        return torch.stack([step.lanes[0] for step in steps if step.site.kind != "head"])
 
 
 def over_depth(given: Given, window: int, *, queries: Float[Tensor, "n d d"] | None = None) -> Stack:

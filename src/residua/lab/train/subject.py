@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss
 from residua.lab.train.optim import group_of
-from residua.lab.train.precision import set_stream_type
+from residua.lab.train.precision import execution
 from residua.lab.train.sampler import Batch
 from residua.lab.train.walk import stream_rms
 from residua.model import Transformer
@@ -66,7 +66,7 @@ class House(Subject):
     def __init__(self, config: TrainConfig, vocab: int, device: torch.device) -> None:
         self.config, self.design = config, config.design
         self.model = Transformer(config.model(vocab), seed=config.seed).to(device)
-        set_stream_type(config, self.model)
+        self.model.execution = execution(config)
 
     def logits(self, ids: Tensor, forward: Any) -> Tensor:
         return forward(ids, checkpointed=self.config.checkpointed and self.model.training)

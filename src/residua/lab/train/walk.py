@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from residua.model import Transformer
@@ -27,40 +26,22 @@ class Seen(NamedTuple):
 @torch.no_grad()
 def walk(model: Transformer, ids: Int[Tensor, "b t"]) -> Iterator[Seen]:
     """The embedding; what every site reads before its norm and after it, its output, and the state it leaves."""
-    context = model.context(ids)
-    embedded = model.embed(ids)
-    yield Seen("embed", "output", embedded)
-    state = model.stream.open(embedded)
-    for leaf in pytree.tree_leaves(state):
-        yield Seen("embed", "opened state", leaf)
-    for sublayer in model.sublayers():
-        site, before = sublayer.site, list[Tensor]()
-
-        def norm(*lanes: Tensor, _norm: object = sublayer.norm, _before: list[Tensor] = before) -> tuple[Tensor, ...]:
-            _before.extend(lanes)
-            return _norm(*lanes)  # type: ignore[operator]  # a LaneNorm, bound early
-
-        read = model.stream.read(state, site, norm)
-        for lane in before:
-            yield Seen(site.name, "read", lane)
-        for lane in read.lanes:
-            yield Seen(site.name, "normalised read", lane)
-        y = sublayer(*read.lanes, context=context)
-        yield Seen(site.name, "output", y)
-        state = model.stream.write(state, site, read, y)
-        for leaf in pytree.tree_leaves(state):
-            yield Seen(site.name, "state after its write", leaf)
-    before = list[Tensor]()
-
-    def last(*lanes: Tensor) -> tuple[Tensor, ...]:
-        before.extend(lanes)
-        return model.norm(*lanes)
-
-    (x,) = model.stream.read(state, model.plan.head, last).lanes
-    for lane in before:
-        yield Seen("head", "read", lane)
-    yield Seen("head", "normalised read", x)
-    yield Seen("head", "logits", F.linear(x, model.embed.weight if model.head is None else model.head.weight))
+    for step in model.walk(ids):
+        name = step.site.name
+        if not step.site.index:
+            yield Seen("embed", "output", model.embed(ids))
+            for leaf in pytree.tree_leaves(step.state):
+                yield Seen("embed", "opened state", leaf)
+        for lane in step.lanes:
+            yield Seen(name, "read", lane)
+        for lane in step.read.lanes:
+            yield Seen(name, "normalised read", lane)
+        if step.y is None:
+            yield Seen(name, "logits", model.logits(step.read.lanes[0]))
+            return
+        yield Seen(name, "output", step.y)
+        for leaf in pytree.tree_leaves(step.after):
+            yield Seen(name, "state after its write", leaf)
 
 
 def stream_rms(model: Transformer, ids: Int[Tensor, "b t"]) -> dict[str, float]:
