@@ -8,22 +8,19 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from typing import Any
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
 
 from residua.hf.anatomy import PREFIX
-from residua.hf.converted import Converted
+from residua.hf.converted import AUTO, Converted
 from residua.hf.forward import OnStreamBackbone, Tap, positional
-
-AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
-"""The Auto classes through which a converted model can be loaded."""
+from residua.hf.made import made
 
 KEPT_IN_FLOAT32 = r"(?:^|\.)stream\."
 """Routing parameters stay in float32 when a model is loaded in half precision: their steps are small beside them."""
@@ -35,8 +32,8 @@ class ConvertedConfig:
     def __post_init__(self, **kwargs: Any) -> None:
         base: Any = super()
         base.__post_init__(**kwargs)
-        made: Any = type(self)
-        register_models(made)
+        own: Any = type(self)
+        register_models(own)
 
 
 @cache
@@ -50,14 +47,14 @@ def config_class(base_type: str) -> Any:
         "identity": None,
         "__annotations__": {"stream": "dict | None", "layout": "str | None", "identity": "dict | None"},
     }
-    made = named(f"Residua{base.__name__}", (ConvertedConfig, base), body)
-    AutoConfig.register(PREFIX + base_type, made, exist_ok=True)
+    config = made(f"Residua{base.__name__}", (ConvertedConfig, base), body)
+    AutoConfig.register(PREFIX + base_type, config, exist_ok=True)
     conversions = get_checkpoint_conversion_mapping(base_type)
     if conversions is not None:  # how a checkpoint's tensors become parameters, such as experts that are stacked
         # without plain renamings, which serve old names: as patterns (".mlp.") they would catch ours too ("l0_mlp.")
         kept = [each for each in conversions if not isinstance(each, WeightRenaming)]
         register_checkpoint_conversion_mapping(PREFIX + base_type, kept, overwrite=True)
-    return made
+    return config
 
 
 @cache
@@ -69,13 +66,6 @@ def register_models(config: Any) -> None:
         model = model[0] if isinstance(model, tuple | list) else model
         if model is not None:
             auto.register(config, model_class(model), exist_ok=True)
-
-
-def auto_names(model: Any) -> dict[str, str]:
-    """The Auto classes that build a model, and the names of what they build."""
-    made, config = type(model), type(model.config)
-    found = {auto.__name__: made.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is made}
-    return {"AutoConfig": config.__name__, **found}
 
 
 @cache
@@ -90,6 +80,7 @@ def model_class(base: Any) -> Any:
         "config_class": config_class(base_type),
         "__annotations__": {"config": config_class(base_type)},
         "__doc__": f"`{base.__name__}` on a residual stream of residua.",
+        "converted": staticmethod(model_class),
         "_can_record_outputs": recorded,
         "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
         "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
@@ -98,13 +89,6 @@ def model_class(base: Any) -> Any:
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
         body["after_input"] = positional(base.forward)
         bases = (Converted, OnStreamBackbone, base)
-    made = named(f"Residua{base.__name__}", bases, body)
-    _CAN_RECORD_REGISTRY[str(made)] = recorded  # filled by the constructor, which a model converted alive has behind it
-    return made
-
-
-def named(name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
-    """A class that can be found in this module by its name."""
-    made = type(name, bases, {**body, "__module__": __name__})
-    setattr(sys.modules[__name__], name, made)
-    return made
+    model = made(f"Residua{base.__name__}", bases, body)
+    _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
+    return model

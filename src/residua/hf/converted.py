@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from residua.hf.forward import MASK
 from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
 from residua.hf.storage import SHIM, check_loaded, write_beside, write_card
+
+AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
+"""The Auto classes through which a converted model can be loaded."""
 
 
 class Converted:
@@ -18,6 +23,8 @@ class Converted:
 
     config: Any
     base_model: Any
+    converted: ClassVar[Callable[[Any], Any]]
+    """The converted form of another model class: of the backbone, which a model with a head makes as the base does."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         base: Any = super()
@@ -73,9 +80,11 @@ class Converted:
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
-        from residua.hf.classes import auto_names
-
-        self.config.auto_map = {auto: f"{SHIM}.{made}" for auto, made in auto_names(self).items()}
+        own, config = type(self), type(self.config)
+        built = [auto.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is own]
+        self.config.auto_map = {
+            "AutoConfig": f"{SHIM}.{config.__name__}", **dict.fromkeys(built, f"{SHIM}.{own.__name__}")
+        }  # fmt: skip
         base: Any = super()
         base.save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):

@@ -12,6 +12,7 @@ from residua.hf.anatomy import anatomy_of, probe
 from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Owner, Tap, positional
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
+from residua.hf.made import made
 from residua.registry import build
 from residua.runner import Execution
 from residua.stream import Stream
@@ -22,8 +23,6 @@ OF_STREAM = "_of_stream"
 
 def install(model: Any) -> None:
     """Put a model whose config has a `stream` on it; a model that is on one already stays as it is."""
-    from residua.hf.classes import model_class  # which are made of what is here
-
     backbone = model.base_model
     if isinstance(getattr(backbone, "stream", None), Stream):
         return
@@ -35,7 +34,7 @@ def install(model: Any) -> None:
     layers, norm = getattr(backbone, anatomy.layers), getattr(backbone, anatomy.norm)
     dtype = next((each.dtype for each in norm.parameters()), torch.float32)
     if not isinstance(backbone, OnStreamBackbone):
-        backbone.__class__ = model_class(backbone.__class__)
+        backbone.__class__ = model.converted(backbone.__class__)
     _forget_recorders(backbone)
     owner = Owner(backbone)
     for layer, sites in zip(layers, map(plan.block, range(plan.depth)), strict=True):
@@ -83,7 +82,5 @@ def _forget_recorders(backbone: Any) -> None:
 @cache
 def _on_stream(base: Any, mixin: Any) -> Any:
     """The class of a layer or a final norm, with the mixin before it."""
-    from residua.hf.classes import named
-
     body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
-    return named(f"Residua{base.__name__}", (mixin, base), body)
+    return made(f"Residua{base.__name__}", (mixin, base), body)

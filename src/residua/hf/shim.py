@@ -7,10 +7,7 @@ from typing import Any
 
 def find(base_type: str, name: str) -> Any:
     """The class `name` of converted models of one architecture."""
-    from residua.hf import classes
+    from residua.hf import classes, made
 
-    config = classes.config_class(base_type)
-    if name == config.__name__:
-        return config
-    classes.register_models(config)
-    return getattr(classes, name)
+    classes.register_models(classes.config_class(base_type))
+    return getattr(made, name)
