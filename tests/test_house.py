@@ -1,6 +1,7 @@
 """The rules of the house that a machine can check."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
@@ -48,6 +49,19 @@ def test_import_is_light():
     ]
     assert all(heavy == [] for _, heavy in measured)
     assert min(spent for spent, _ in measured) < 0.3
+
+
+def test_everyday_names_open_from_the_root():
+    """`residua.compare` and its like are listed, found where they live, and brought by nothing but asking for them."""
+    for name, home in residua._DOORS.items():
+        assert name in dir(residua)
+        assert getattr(residua, name) is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="no attribute 'door'"):
+        residua.door
+    python("""
+    import sys, residua
+    assert not [name for name in sys.modules if name.startswith(("residua.hf", "residua.lab", "residua.model"))]
+    """)
 
 
 def test_plan_and_spec_do_not_know_torch():

@@ -1,11 +1,12 @@
 """Residual-stream designs for Transformers behind one contract."""
 
+import importlib
 from typing import Any
 
 from residua import ops as ops
 from residua import streams as streams
+from residua._arrival import when_imported as _when_imported
 from residua._version import __version__ as __version__
-from residua.hf.registration import register_when_imported as _register_when_imported
 from residua.plan import Plan as Plan
 from residua.plan import Site as Site
 from residua.registry import build as build
@@ -17,13 +18,33 @@ from residua.stream import Read as Read
 from residua.stream import Routing as Routing
 from residua.stream import Stream as Stream
 
-_register_when_imported()
+# AutoConfig and its like then know converted models, whichever of the two packages is imported first.
+_when_imported("transformers.models.auto.configuration_auto", "residua.hf.registration:register")
+
+_DOORS = {
+    "Cache": "residua.model",
+    "ModelConfig": "residua.model",
+    "Transformer": "residua.model",
+    "generate": "residua.model",
+    "token_loss": "residua.model",
+    "convert": "residua.hf.convert",
+    "TrainConfig": "residua.lab.train",
+    "load_model": "residua.lab.train",
+    "train": "residua.lab.train",
+    "ComparePlan": "residua.lab.compare",
+    "compare": "residua.lab.compare",
+    "record_routing": "residua.lab.diagnose",
+    "ablate_sources": "residua.lab.diagnose",
+}
+"""What is found when it is first asked for, and where: `import residua` stays light."""
 
 
 def __getattr__(name: str) -> Any:
-    """`residua.convert`, which brings transformers only when it is asked for."""
-    if name == "convert":
-        from residua.hf.convert import convert
+    if name not in _DOORS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_DOORS[name]), name)
+    return found
 
-        return convert
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _DOORS.keys())

@@ -1,52 +1,18 @@
-"""Auto classes that know converted models once `import residua` was said, before or after `import transformers`.
+"""register(auto): transformers' Auto classes learn of converted models, and import nothing of them yet.
 
-`import residua` must not import transformers. If it is there already, its Auto classes are told at once; if not, a
-finder on `sys.meta_path` waits for the module that holds AutoConfig, tells it when it has run, and is gone.
+`residua/__init__.py` has it called when transformers arrives, or at once if it is there.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from residua.hf.anatomy import ANATOMY, PREFIX
 
-WATCHED = "transformers.models.auto.configuration_auto"
 
-
-def register_when_imported() -> None:
-    """Tell transformers of the converted model types, now or when it arrives."""
-    if WATCHED in sys.modules:
-        _register(sys.modules[WATCHED])
-    elif not any(isinstance(finder, _Arrival) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Arrival())
-
-
-class _Arrival(MetaPathFinder):
-    """Finds nothing itself; adds one call after the watched module has run."""
-
-    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != WATCHED:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def run_and_register(module: ModuleType) -> None:
-            run(module)
-            _register(module)
-
-        spec.loader.exec_module = run_and_register  # type: ignore[method-assign]
-        return spec
-
-
-def _register(auto: ModuleType) -> None:
+def register(auto: ModuleType) -> None:
+    """Tell transformers' module of config classes the model types of converted models."""
     for base_type in ANATOMY:
         auto.CONFIG_MAPPING.register(PREFIX + base_type, _pending(base_type), exist_ok=True)
 

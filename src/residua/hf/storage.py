@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from residua.hf.anatomy import PREFIX, anatomy_of
-from residua.hf.registration import register_when_imported
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -43,7 +42,6 @@ def load_config(source: str, *, revision: str | None = None) -> Any:
     """The config of a directory or hub name."""
     from transformers import AutoConfig
 
-    register_when_imported()
     folder = Path(source)
     if folder.is_file():
         raise ValueError(f"{source} is a file; give the directory that holds config.json and the weights")

@@ -188,9 +188,6 @@ def group_of(model: nn.Module) -> dict[str, str]:
 def _load(config: FinetuneConfig, say: Callable[[str], None]) -> Any:
     from transformers import AutoModelForCausalLM
 
-    import residua.hf.registration
-
-    residua.hf.registration.register_when_imported()
     if config.design is not None:
         from residua.hf.convert import convert
 

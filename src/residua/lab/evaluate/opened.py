@@ -80,11 +80,9 @@ def _house(folder: Path) -> Opened:
 
 def _hugging_face(folder: Path, run: Path) -> Opened:
     need("hf", "transformers")
-    from residua.hf.registration import register_when_imported
     from residua.hf.storage import check_weights, load_config
     from residua.lab.finetune import design_of
 
-    register_when_imported()
     config = load_config(str(folder))
     check_weights(folder)
     from transformers import AutoModelForCausalLM
