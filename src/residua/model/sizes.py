@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from residua import ops
+from residua.counting.walk import Walk
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
 from residua.runner import walk
@@ -70,9 +72,6 @@ def state_floats(stream: Stream[Any]) -> dict[str, int]:
 
 
 def _stream_flops(stream: Stream[Any], tokens: int) -> float:
-    from residua import ops
-    from residua.lab.cost.walk import Walk  # here and not above: cost looks at whole models
-
     walk = Walk(stream.parameters())
     with torch.device("meta"), ops.backend("reference"), walk:
         _walk(stream, tokens)

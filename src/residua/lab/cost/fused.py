@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from residua.lab.cost.rules import RULES, Call, Kept, Rule, Unseen, attention, tensors
-from residua.lab.cost.walk import Walk
+from residua.counting.rules import RULES, Call, Kept, Rule, Unseen, attention, tensors
+from residua.counting.walk import Walk
 from residua.ops import _backend
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua import ops
+from residua.counting.shapes import Unfilled
+from residua.counting.walk import Walk
 from residua.lab.cost.fused import fused
-from residua.lab.cost.shapes import Unfilled
-from residua.lab.cost.walk import Walk
 from residua.model.config import ModelConfig
 from residua.model.sublayers import Sublayer
 from residua.model.transformer import Transformer

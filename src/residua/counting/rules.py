@@ -74,7 +74,7 @@ def rule_of(call: Call) -> Rule:
         return RULES[call.name]
     except KeyError:
         raise NotImplementedError(
-            f"no cost is known for the function {call.name!r}; add its rule to residua/lab/cost/rules.py"
+            f"no cost is known for the function {call.name!r}; add its rule to residua/counting/rules.py"
         ) from None
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from residua.lab.cost.rules import SILENT, Call, Rule, Unseen, rule_of
-from residua.lab.cost.shapes import made
+from residua.counting.rules import SILENT, Call, Rule, Unseen, rule_of
+from residua.counting.shapes import made
 
 
 class Walk(TorchFunctionMode):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from residua.lab.cost.rules import tensors
+from residua.counting.rules import tensors
 
 _BROADCAST = (
     "add", "sub", "__rsub__", "neg", "abs", "maximum", "minimum", "mul", "div", "square", "pow", "__rpow__",
