@@ -1,10 +1,12 @@
 """A wheel carries the kernels compiled if there is a C compiler; without one it is pure Python, and works.
 
-The tag is py3-none-<platform>: the library knows neither Python's interface nor torch's.
+The tag is py3-none-<platform>: the library knows neither Python's interface nor torch's. It also carries copies of the
+result files that `residua advise` cites; `results/` is the only place where they are kept.
 """
 
 import functools
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("src", "residua", "native")
+CITED = ("*/results.json", "*/tasks/*.json")
+"""What `residua advise` reads of `results/`."""
 
 
 def builder():
@@ -42,14 +46,29 @@ class Kernels(Distribution):
         return can_compile()
 
 
-class BuildKernels(build_py):
-    """Python files, and the library beside them; an editable install builds it on first use instead."""
+class BuildWhole(build_py):
+    """Python files, the library and the cited results; an editable install builds the library on first use, and reads
+    the results where they are."""
 
     def run(self):
         super().run()
-        if can_compile() and not self.editable_mode:
+        if self.editable_mode:
+            return
+        copy_results(Path(self.build_lib, "residua", "lab", "advise", "results"))
+        if can_compile():
             build = builder()
             build.compile_to(Path(self.build_lib, *NATIVE.parts[1:], build.SHIPPED).absolute(), build.compiler())
+
+
+def copy_results(folder):
+    """The cited files, under their own names; a tree without them cannot make a whole wheel."""
+    found = sorted(file for pattern in CITED for file in Path("results").glob(pattern))
+    if not found:
+        raise SystemExit("residua: results/ holds no result files; build from a checkout or from an sdist")
+    for file in found:
+        copy = folder / file.relative_to("results")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
 
 
 class PlatformWheel(bdist_wheel):
@@ -60,4 +79,4 @@ class PlatformWheel(bdist_wheel):
         return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
 
 
-setup(distclass=Kernels, cmdclass={"build_py": BuildKernels, "bdist_wheel": PlatformWheel})
+setup(distclass=Kernels, cmdclass={"build_py": BuildWhole, "bdist_wheel": PlatformWheel})

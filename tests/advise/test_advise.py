@@ -1,6 +1,8 @@
 """Advice always has a source, follows the files it cites, and says what is not known."""
 
+import hashlib
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,8 @@ from typer.testing import CliRunner
 from residua.cli import app
 from residua.lab.advise import Situation, advise
 from residua.lab.advise.duality import claims
-from residua.lab.advise.evidence import Evidence, measured, published, results_folder, solved
+from residua.lab.advise.evidence import Evidence, measured, result_files, results_folder, solved
+from residua.lab.advise.literature import published
 from residua.lab.advise.rank import CANDIDATES
 from residua.lab.advise.situation import GOALS, PARALLEL
 from residua.lab.cost.targets import sized
@@ -49,6 +52,43 @@ def test_published_numbers_name_their_source():
         assert re.search(r"arXiv \d{4}\.\d{5}|factory|RFC|MHAR", one.source)
         assert one.effect is None or abs(one.effect) < 0.2
         assert one.speed is None or 0 < one.speed <= 1
+
+
+def test_literature_is_what_its_sources_print():
+    """One row of each kind by hand, and a digest of all: whoever changes the file checks it against the sources."""
+    found = {(one.design, one.parameters, one.speed is None): one for one in published()}
+    assert found["delta:blocks=4", 220e6, True].effect == math.log(37.08 / 38.71)
+    assert found["ddl", 124e6, True].effect == 2.8482 - 2.8543
+    assert found["mhc", 27e9, True].effect == -0.021
+    assert found["dca", 300e6, False].speed == 3.72 / 8.14
+    assert found["ddl", 124e6, False].speed == 0.88
+    assert found["ddl", 124e6, False].verdict == "speed only"
+    lines = sorted(
+        f"{one.design} {one.parameters!r} {one.effect!r} {one.speed!r} {one.source} {one.kind} {one.note}"
+        for one in published()
+    )
+    assert len(lines) == 54
+    assert hashlib.sha256("\n".join(lines).encode()).hexdigest().startswith("97b3409e3b779d83")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('design = "ddl", millions = 1, los = [1, 2]', "unknown key los"),
+        ('design = "ddl", millions = 1', "reports one of perplexity, loss, difference, speed"),
+        ('design = "ddl", millions = 1, loss = [1, 2], speed = 1', "reports one of"),
+        ('design = "ddl", millions = 1, loss = [1]', "not enough values"),
+        ('design = "ddl", millions = 0, loss = [1, 2]', "must be above 0"),
+        ('design = "dll", millions = 1, loss = [1, 2]', "ddl"),
+        ('design = "ddl", loss = [1, 2]', "millions"),
+        ('design = "ddl", millions = 1, speed = 1, kind = "ours"', "paper or independent"),
+    ],
+)
+def test_wrong_row_of_the_literature_is_named(row, message):
+    text = f'[[reported]]\nsource = "a paper"\nkind = "paper"\nrows = [{{ {row} }}]'
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        published(text)
+    assert "literature.toml, a paper" in str(raised.value)
 
 
 def test_candidate_without_a_source_is_unknown_and_not_advised(tmp_path):
@@ -211,7 +251,7 @@ def test_system_argument_names_where_each_placement_is_cheaper():
 
 
 def test_committed_results_can_be_read():
-    assert results_folder() is not None
+    assert result_files(results_folder())
     assert all(one.source.startswith("results/") for one in measured(results_folder()))
 
 

@@ -35,8 +35,9 @@ def wheel(folder, **environment):
     """The wheel of a copy of the tree, so that building leaves nothing in it."""
     tree = folder / "tree"
     tree.mkdir()
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
+    shutil.copytree(ROOT / "results", tree / "results")
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(tree)],

@@ -22,7 +22,7 @@ def command(
     checkpoint: bool = typer.Option(None, "--checkpoint/--scratch", help="A trained model exists, or it starts new."),
     memory: float = typer.Option(None, help="The most activation memory, in multiples of the standard network's."),
     latency: float = typer.Option(None, help="The most time a token, in multiples of the standard network's."),
-    results: Path = typer.Option(None, help="A folder of our own comparisons; results/ by default."),
+    results: Path = typer.Option(None, help="A folder of comparisons to read instead of our own committed ones."),
     top: int = typer.Option(5, help="How many to show."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

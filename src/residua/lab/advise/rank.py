@@ -17,16 +17,8 @@ from typing import Any
 import torch
 
 from residua.lab.advise.duality import PAPER, WINDOW, Claim, claims
-from residua.lab.advise.evidence import (
-    Evidence,
-    cited,
-    measured,
-    placed,
-    published,
-    result_files,
-    results_folder,
-    solved,
-)
+from residua.lab.advise.evidence import Evidence, cited, measured, placed, result_files, results_folder, solved
+from residua.lab.advise.literature import published
 from residua.lab.advise.situation import Situation
 from residua.lab.cost.predict import Cost, predict
 from residua.model import ModelConfig, Transformer
@@ -132,7 +124,7 @@ class Answer:
 
 
 def advise(situation: Situation, results: Path | None = None) -> Answer:
-    """Judge every candidate. `results` is the folder of our own comparisons; found by itself if not given."""
+    """Judge every candidate. `results` is a folder of comparisons; our committed ones if not given."""
     folder = results_folder() if results is None else results
     ours = measured(folder)
     known = [*published(), *ours]
@@ -149,7 +141,7 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
         tuple(one for one in judged if one.ruled_out),
         tuple(claims(ours, *windows, tasks=solved(folder))),
         tuple(_unknown(ranked, situation, ours, plain[0].parameters)),
-        tuple(cited(file, folder) for file in result_files(folder)) if folder else (),
+        tuple(cited(file, folder) for file in result_files(folder)),
     )
 
 
