@@ -47,8 +47,10 @@ def command(
         raise ValueError(f"threads={threads} must be at least 1")
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{kind}.json")
-    from residua.lab.bench import regime
+    from residua.lab.bench import gate, regime
 
+    if out is not None:
+        gate.tested_root()  # before minutes of measuring, not after
     if not as_is:
         regime.enter(regime.KEEP_PAGES, threads)
     import torch

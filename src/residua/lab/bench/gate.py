@@ -7,19 +7,27 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[4]
+from residua.lab.checkout import checkout
 
 
-def check(subjects: Iterable[str], root: Path = CHECKOUT) -> list[str]:
+def tested_root() -> Path:
+    """The checkout whose tests guard a results file; an installed package has none, and refuses."""
+    root = checkout()
+    if root is None:
+        raise ValueError(
+            "--out writes a file only after the tests of what was measured have passed, and an installed residua has "
+            "no tests: measure from a checkout (pip install -e .), or leave out --out to see the figures only"
+        )
+    return root
+
+
+def check(subjects: Iterable[str], root: Path | None = None) -> list[str]:
     """Run tests/ops/test_<subject>*.py for every subject; the files that ran. Raises where one fails or none is."""
-    folder = root / "tests" / "ops"
-    found = {subject: sorted(folder.glob(f"test_{subject}*.py")) for subject in subjects}
+    root = tested_root() if root is None else root
+    found = {subject: sorted((root / "tests" / "ops").glob(f"test_{subject}*.py")) for subject in subjects}
     untested = [subject for subject, files in found.items() if not files]
     if untested:
-        raise ValueError(
-            f"no tests of {', '.join(untested)} here, so no results are written: measure from a checkout, or leave out "
-            "--out to see the figures only"
-        )
+        raise ValueError(f"no tests of {', '.join(untested)} in {root / 'tests'}, so no results are written")
     files = sorted({file for each in found.values() for file in each})
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)]
     ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
