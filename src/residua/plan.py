@@ -9,10 +9,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from residua.options import check_options
 from residua.spec import Value, parse_value
 
-LANES: Mapping[str, int] = MappingProxyType({"attn": 3, "swa": 3, "mlp": 1, "conv": 1, "canon": 1})
-"""The sublayer kinds and how many inputs each can tell apart: q, k, v for attention, one for the rest."""
+_lanes = {"attn": 3, "swa": 3, "mlp": 1, "conv": 1, "canon": 1}
+LANES: Mapping[str, int] = MappingProxyType(_lanes)
+"""The sublayer kinds and how many inputs each can tell apart: q, k, v for attention, one for the rest.
+
+They are listed here alone. A class says in its own header which of them it is: `class MLP(Sublayer, kind="mlp")` in
+`residua.model`, `class InsertedSWA(Inserted, kind="swa")` in `residua.hf`."""
+
+
+def declare(kind: str, lanes: int) -> None:
+    """Make a new sublayer kind known to every layout."""
+    if not kind.isidentifier() or lanes < 1:
+        raise ValueError(f"a sublayer kind is a word and takes at least one lane, not {kind!r} with {lanes}")
+    if _lanes.setdefault(kind, lanes) != lanes:
+        raise ValueError(f"sublayer {kind!r} takes {_lanes[kind]} lanes, not {lanes}")
+
+
+class Kinds(dict[str, type]):
+    """The classes of one base, by the sublayer kind that each is."""
+
+    def add(self, kind: str | None, cls: type, lanes: int | None = None) -> None:
+        """Take in a class whose header names its kind; one that is given lanes is a new kind."""
+        if kind is None:
+            return
+        if lanes is not None:
+            declare(kind, lanes)
+        if kind not in LANES:
+            raise ValueError(f"{cls.__name__}: unknown sublayer {kind!r}; a new kind also says its lanes")
+        if kind in self:
+            raise ValueError(f"sublayer {kind!r} is {self[kind].__name__} already, and cannot be {cls.__name__} too")
+        self[kind] = cls
+
+    def of(self, slot: Slot) -> type:
+        """The class for an item of a layout, whose options are checked."""
+        if slot.kind not in self:
+            raise ValueError(f"layout item {slot}: there is no {slot.kind} here; choose from {', '.join(self)}")
+        try:
+            check_options(self[slot.kind], slot.options)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"layout item {slot}: {error}") from None
+        return self[slot.kind]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,6 @@ PREFIX = "residua_"
 """Of the model type of a converted model: `residua_llama`."""
 
 
-KEPT = ("attn", "mlp")
-INSERTED = tuple(kind for kind in LANES if kind not in KEPT)
-"""Sublayer kinds that a decoder has already, and those that a conversion can insert."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """One sublayer of a decoder layer, by the names of its attributes."""
@@ -86,7 +81,8 @@ class Anatomy:
         if kept != own:
             raise ValueError(
                 f"layout {layout!r}: a converted model keeps its own sublayers, {','.join(self.kinds())}, in this "
-                f"order and without options; insert {', '.join(INSERTED)} around them, as in swa:window=16,"
+                f"order and without options; insert {', '.join(kind for kind in LANES if kind not in KEPT)} around "
+                f"them, as in swa:window=16,"
                 f"{','.join(self.kinds())}"
             )
         return slots
@@ -175,6 +171,9 @@ ANATOMY: Mapping[str, Anatomy] = MappingProxyType(
     }
 )
 """Supported architectures: the only list of them."""
+
+KEPT = frozenset(part.kind for row in ANATOMY.values() for part in row.parts)
+"""Sublayer kinds that a decoder has already; the others can be inserted."""
 
 
 def anatomy_of(config: Any) -> Anatomy:

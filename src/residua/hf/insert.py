@@ -20,16 +20,23 @@ from transformers import initialization as init
 from residua import ops
 from residua.hf.anatomy import KEPT
 from residua.hf.cache import Kept, Recent
-from residua.options import check_options
-from residua.plan import Site, Slot
+from residua.plan import Kinds, Site, Slot
 from residua.stream import Stream
 
 ROPE_BASE = 10_000.0
 EPS = 1e-6
 
 
+KINDS = Kinds()
+"""What can be inserted."""
+
+
 class Inserted(nn.Module, ABC):
     """norm of every lane, then y = forward(*lanes, mask, kept); keyword-only arguments are its options in a layout."""
+
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        super().__init_subclass__()
+        KINDS.add(kind, cls)
 
     def __init__(self, config: Any, site: Site) -> None:
         super().__init__()
@@ -58,7 +65,7 @@ class Inserted(nn.Module, ABC):
         init.zeros_(self.writer())
 
 
-class InsertedSWA(Inserted):
+class InsertedSWA(Inserted, kind="swa"):
     """Attention over the last `window` tokens, or with mode=local over those so far of the current block of them."""
 
     def __init__(
@@ -93,7 +100,7 @@ class InsertedSWA(Inserted):
         return self.o.weight
 
 
-class InsertedCanon(Inserted):
+class InsertedCanon(Inserted, kind="canon"):
     """A linear causal convolution per channel."""
 
     def __init__(self, config: Any, site: Site, *, kernel: int = 4) -> None:
@@ -122,14 +129,11 @@ class InsertedCanon(Inserted):
         return self.taps
 
 
-class InsertedConv(InsertedCanon):
+class InsertedConv(InsertedCanon, kind="conv"):
     """The same, through silu."""
 
     def activate(self, y: Tensor) -> Tensor:
         return F.silu(y)
-
-
-KINDS: dict[str, Any] = {"swa": InsertedSWA, "canon": InsertedCanon, "conv": InsertedConv}
 
 
 def insert(config: Any, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream: Stream[Any]) -> nn.ModuleDict:
@@ -143,11 +147,7 @@ def insert(config: Any, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream
                 f"{stream.spec} writes along the direction of a sublayer's output, and {site.name} starts at zero, "
                 "which has none; use start=standard"
             )
-        try:
-            check_options(KINDS[slot.kind], slot.options)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"layout item {slot}: {error}") from None
-        sublayer = KINDS[slot.kind](config, site, **slot.options)
+        sublayer = KINDS.of(slot)(config, site, **slot.options)
         sublayer.start(config.initializer_range)
         made[site.name] = sublayer
     return made

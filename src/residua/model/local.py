@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from residua import ops
 from residua.model.config import ModelConfig
 from residua.model.context import Context
+from residua.plan import Kinds
 
 BTC = Float[Tensor, "b t c"]
 
@@ -48,8 +49,16 @@ def convolve(x: BTC, taps: Float[Tensor, "k c"], context: Context, slot: str) ->
     return total
 
 
+LOCALS = Kinds()
+"""The local mixers, by the kind of sublayer that each is inside a branch."""
+
+
 class Local(Started):
     """A mixer of one branch of `heads` heads over the last `window` tokens."""
+
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        super().__init_subclass__()
+        LOCALS.add(kind, cls)
 
     def __init__(self, config: ModelConfig, heads: int, head_width: int, window: int) -> None:
         super().__init__()
@@ -67,7 +76,7 @@ class Local(Started):
         return (self.window - 1) * self.width
 
 
-class LocalCanon(Local):
+class LocalCanon(Local, kind="canon"):
     """x_t + sum_s taps_s x_{t-s}; taps start at zero."""
 
     def __init__(self, config: ModelConfig, heads: int, head_width: int, window: int) -> None:
@@ -84,7 +93,7 @@ class LocalCanon(Local):
         return 2 * self.taps.numel() + self.width
 
 
-class LocalConv(LocalCanon):
+class LocalConv(LocalCanon, kind="conv"):
     """silu(sum_s taps_s x_{t-s}); the tap of the current token starts at 1 and the others at zero."""
 
     def start(self) -> None:
@@ -95,7 +104,7 @@ class LocalConv(LocalCanon):
         return F.silu(convolve(x, self.taps, context, slot))
 
 
-class LocalSWA(Local):
+class LocalSWA(Local, kind="swa"):
     """x_t + g (softmax_j(s n(x_t) . n(x_j) / sqrt(e) + b_(t-j)) x_j - x_t) over 0 <= t - j < window, by heads.
 
     n is the RMS norm. There are no projections: a scale s, a gate g and biases b a head are all it learns, and g starts
@@ -128,6 +137,3 @@ class LocalSWA(Local):
 
     def flops(self) -> float:
         return (4 * self.window + 8) * self.width
-
-
-LOCALS: dict[str, type[Local]] = {"swa": LocalSWA, "conv": LocalConv, "canon": LocalCanon}

@@ -20,8 +20,7 @@ from residua.model.context import Context as Context
 from residua.model.local import LOCALS, Started, convolve
 from residua.ops.window_attend.position import FULL, rotate
 from residua.ops.window_attend.reference import window_mask
-from residua.options import check_options
-from residua.plan import Site, Slot
+from residua.plan import Kinds, Site, Slot
 
 
 class LaneNorm(nn.Module):
@@ -37,13 +36,22 @@ class LaneNorm(nn.Module):
         return tuple(F.rms_norm(x, x.shape[-1:], gain, self.eps) for x, gain in zip(lanes, gains, strict=True))
 
 
+SUBLAYERS = Kinds()
+"""What may stand in a layout."""
+
+
 class Sublayer(nn.Module, ABC):
     """A norm and a map from normalised lanes to what is written to the stream.
 
-    The keyword-only arguments of a subclass's constructor are its options in a layout.
+    A subclass names its `kind` in its header, and its `lanes` if the kind is new; the keyword-only arguments of its
+    constructor are its options in a layout.
     """
 
     norm: LaneNorm
+
+    def __init_subclass__(cls, *, kind: str | None = None, lanes: int | None = None) -> None:
+        super().__init_subclass__()
+        SUBLAYERS.add(kind, cls, lanes)
 
     def __init__(self, config: ModelConfig, site: Site, feeds: int) -> None:
         super().__init__()
@@ -115,7 +123,7 @@ class Heads(Sublayer):
         return (self.o.weight,)
 
 
-class Attention(Heads):
+class Attention(Heads, kind="attn"):
     """softmax(q k' / sqrt(e)) v over all earlier tokens (all tokens in an encoder), with rotary positions.
 
     local   swa, conv, canon: q, k and v each mix with the tokens just before, between their projection and their
@@ -189,7 +197,7 @@ class RelativeBias(Started):
         self.weight.zero_()
 
 
-class ShortSWA(Heads):
+class ShortSWA(Heads, kind="swa"):
     """Attention over the last `window` tokens, the current one included: ShortSWA, the dual of a depth read.
 
     mode      sliding: the last `window` tokens; local: the tokens so far of the current block of `window`.
@@ -250,7 +258,7 @@ class ShortSWA(Heads):
         return super().cache_floats(self.window)
 
 
-class MLP(Sublayer):
+class MLP(Sublayer, kind="mlp"):
     """down(silu(gate x) * up x): SwiGLU."""
 
     def __init__(self, config: ModelConfig, site: Site, feeds: int) -> None:
@@ -269,7 +277,7 @@ class MLP(Sublayer):
         return (self.down.weight,)
 
 
-class Canon(Sublayer):
+class Canon(Sublayer, kind="canon"):
     """y_t = sum_s taps_s x_{t-s}: a linear causal convolution per channel, added to the stream (Canon, 2512.17351)."""
 
     def __init__(
@@ -306,7 +314,7 @@ class Canon(Sublayer):
         return (self.taps,)
 
 
-class ShortConv(Canon):
+class ShortConv(Canon, kind="conv"):
     """y_t = silu(sum_s taps_s x_{t-s}): the short causal convolution of linear-attention and state-space blocks."""
 
     def activate(self, y: Tensor) -> Tensor:
@@ -316,20 +324,7 @@ class ShortConv(Canon):
         return super().flops(tokens) + self.taps.shape[1]
 
 
-SUBLAYERS: dict[str, type[Sublayer]] = {
-    "attn": Attention,
-    "mlp": MLP,
-    "swa": ShortSWA,
-    "conv": ShortConv,
-    "canon": Canon,
-}
-
-
 def make_sublayer(config: ModelConfig, site: Site, slot: Slot, feeds: int) -> Sublayer:
     """The sublayer of a site, with its layout options checked."""
-    cls: Any = SUBLAYERS[slot.kind]
-    try:
-        check_options(cls, slot.options)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"layout item {slot}: {error}") from None
-    return cls(config, site, feeds, **slot.options)
+    made: Sublayer = SUBLAYERS.of(slot)(config, site, feeds, **slot.options)
+    return made
