@@ -12,7 +12,7 @@ import torch
 
 import residua
 from residua.counting.walk import Walk
-from residua.lab.cost import measure, predict
+from residua.lab.cost import predict, run_and_count
 from residua.lab.cost.targets import PRESETS, sized
 from residua.model import ModelConfig
 from residua.testing import specs
@@ -30,7 +30,7 @@ def config(spec: str, size: int = 0, layout: str = "attn,mlp", **changes) -> tup
 
 
 def check(chosen: ModelConfig, tokens: int, batch: int = 1) -> None:
-    guess, found = predict(chosen, tokens, batch=batch), measure(chosen, tokens, batch=batch)
+    guess, found = predict(chosen, tokens, batch=batch), run_and_count(chosen, tokens, batch=batch)
     for exact in ("parameters", "stream_parameters", "state_bytes", "cache_bytes"):
         assert getattr(guess, exact) == found.get(exact, 0), exact
     assert dict(guess.cut_bytes) == found["cut_bytes"]
@@ -152,7 +152,7 @@ def test_wrong_question_is_refused(options, message):
 
 def test_a_model_too_large_to_measure_is_refused():
     with pytest.raises(ValueError, match="measuring allocates the model: 28 GiB"):
-        measure(sized("7.6B").config, 8)
+        run_and_count(sized("7.6B").config, 8)
 
 
 def test_counter_and_predictor_share_no_code():
@@ -160,7 +160,7 @@ def test_counter_and_predictor_share_no_code():
         tree = ast.parse(Path(importlib.util.find_spec(module).origin).read_text())
         return {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
 
-    measured = {f"residua.lab.cost.{one}" for one in ("counter", "measure")}
+    measured = {f"residua.lab.cost.{one}" for one in ("counter", "running")}
     predicted = {f"residua.lab.cost.{one}" for one in ("fused", "predict")}
     predicted |= {f"residua.counting.{one}" for one in ("rules", "shapes", "walk")}
     for one in measured:

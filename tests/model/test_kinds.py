@@ -9,7 +9,7 @@ from residua import plan
 from residua.hf import insert
 from residua.hf.convert import convert
 from residua.lab.cost import predict
-from residua.model import ModelConfig, Transformer, measure, sublayers
+from residua.model import ModelConfig, Transformer, sizes_of, sublayers
 from residua.model.local import LOCALS
 from residua.plan import LANES, Plan, declare
 from tests.hf.models import base, ids
@@ -52,7 +52,7 @@ def test_new_kind_is_one_class(forget):
     model = Transformer(config)
     model(torch.zeros(1, 3, dtype=torch.long)).sum().backward()
     assert model.blocks[0].sublayers[0].gain.grad.abs().sum() > 0
-    assert measure(config, 4).parameters == predict(config, 4).parameters
+    assert sizes_of(config, 4).parameters == predict(config, 4).parameters
     with pytest.raises(TypeError, match=r"layout item scaled:to=2: .*'to'"):
         Transformer(ModelConfig(vocab=16, width=8, depth=1, heads=2, layout="scaled:to=2"))
     with pytest.raises(ValueError, match="there is no scaled here; choose from swa, canon, conv"):

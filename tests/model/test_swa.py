@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import residua
-from residua.model import Cache, ModelConfig, Transformer, generate, measure, token_loss
+from residua.model import Cache, ModelConfig, Transformer, generate, sizes_of, token_loss
 from residua.model.places import follow, plain
 from residua.testing import assert_close, error
 
@@ -296,7 +296,7 @@ def test_narrow_short_attention_costs_what_it_says():
     assert shapes == {"q": (4, 16), "k": (4, 16), "v": (4, 16), "o": (16, 4)}
     kinds = [sum(p.numel() for p in model.blocks[0].sublayers[0].parameters()) for model in (full, narrow)]
     assert kinds == [16 + 2 * 16 * 16 + 2 * 16 * 8, 16 + 4 * 16 * 4]
-    assert measure(narrow.config, 64).cache_floats == 2 * 4 * 16
+    assert sizes_of(narrow.config, 64).cache_floats == 2 * 4 * 16
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -306,7 +306,7 @@ def test_cache_holds_what_is_counted(layout):
         cache = Cache()
         model(text(1, 40), cache=cache)
     positions = sum(memory.positions.nbytes for memory in cache._slots.values() if hasattr(memory, "positions"))
-    assert measure(model.config, 40).cache_floats * 8 == cache.nbytes - positions
+    assert sizes_of(model.config, 40).cache_floats * 8 == cache.nbytes - positions
 
 
 def test_same_slot_holds_short_attention_convolution_or_canon():
@@ -318,8 +318,8 @@ def test_same_slot_holds_short_attention_convolution_or_canon():
                 layout = layout.replace("window", "kernel")
             model = Transformer(small(layout=layout))
             assert generate(model, text(1, 5), 3).shape == (1, 8)
-            per_token = [measure(small(layout=layout), tokens).cache_floats for tokens in (64, 128)]
-            plain_cache = [measure(small(layout="attn,mlp"), tokens).cache_floats for tokens in (64, 128)]
+            per_token = [sizes_of(small(layout=layout), tokens).cache_floats for tokens in (64, 128)]
+            plain_cache = [sizes_of(small(layout="attn,mlp"), tokens).cache_floats for tokens in (64, 128)]
             assert per_token[1] - per_token[0] == plain_cache[1] - plain_cache[0]  # the mixer's own is flat
 
 

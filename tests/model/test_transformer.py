@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import residua
-from residua.model import Cache, ModelConfig, Transformer, mask_tokens, measure, token_loss
+from residua.model import Cache, ModelConfig, Transformer, mask_tokens, sizes_of, token_loss
 from residua.model.objective import IGNORED
 from residua.testing import assert_close, error
 
@@ -284,7 +284,7 @@ def test_sizes_of_a_large_model_are_counted_without_allocating_it():
     config = ModelConfig(
         vocab=151_936, width=4096, depth=36, heads=32, kv_heads=8, mlp_width=12_288, tied=False, design="delta:blocks=4"
     )
-    sizes = measure(config, tokens=2048)
+    sizes = sizes_of(config, tokens=2048)
     assert sizes.parameters == pytest.approx(8.19e9, rel=0.01)
     assert sizes.stream_parameters < 589_824
     assert sizes.state_floats["l35_mlp"] == 4096 * 6  # the stream, the embedding and four block deltas
@@ -294,7 +294,7 @@ def test_sizes_of_a_large_model_are_counted_without_allocating_it():
 def test_flops_follow_the_matrices():
     """Two operations per weight and token, plus attention's own, plus the norms, of a standard model."""
     config = small(kv_heads=4, mlp_width=32)
-    sizes = measure(config, tokens=12)
+    sizes = sizes_of(config, tokens=12)
     matrices = 2 * (4 * 16 * 16 + 3 * 16 * 32) + 19 * 16
     attention = 2 * 4 * 16 * (12 + 1) / 2
     norms, adds = 5 * 4 * 16, 4 * 16

@@ -108,7 +108,7 @@ def _shown(values: Mapping[str, Any], key: str, tokens: int) -> float | None:
 def _compare(
     target: Target, names: list[str], tokens: int, options: dict[str, Any], measured: bool, as_json: bool
 ) -> None:
-    from residua.lab.cost import measure, predict
+    from residua.lab.cost import predict, run_and_count
 
     rows: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -119,7 +119,7 @@ def _compare(
             if target.build is not type(target)(target.config).build:
                 raise ValueError("--measure runs our own backbone, and this configuration has heads of another width "
                                  "or biases, which are only counted; measure a --size")  # fmt: skip
-            rows[name]["measured"] = measure(chosen.config, tokens, batch=options["batch"])
+            rows[name]["measured"] = run_and_count(chosen.config, tokens, batch=options["batch"])
     every = tokens * options["batch"]
     if as_json:
         typer.echo(json.dumps({"tokens": tokens, "batch": options["batch"], "path": options["path"],

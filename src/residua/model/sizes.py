@@ -43,7 +43,7 @@ class Sizes:
         return {site: floats * dtype.itemsize for site, floats in self.state_floats.items()}
 
 
-def measure(config: ModelConfig, tokens: int = 1024) -> Sizes:
+def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
     """Count a configuration at a sequence length."""
     with torch.device("meta"):
         model = Transformer(config)

@@ -18,7 +18,7 @@ OURS, PUBLIC, PLAIN, COMPILED = "residua", "public", "pytorch", "compiled"
 
 
 @dataclass(frozen=True)
-class Case:
+class OpCase:
     """One op at one shape: `forms[name]()` gives an output, differentiable in `inputs[name]`."""
 
     op: str
@@ -69,7 +69,7 @@ def _rows(tokens: int) -> tuple[int, int]:
     return (8, tokens // 8) if tokens % 8 == 0 else (1, tokens)
 
 
-def attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> Case:
+def attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """One full depth read."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
     sources = [make.normal(b, t, width, scale=1.0 + i % 3) for i in range(n)]
@@ -85,13 +85,13 @@ def attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool
         fused = forms.compiled(forms.listed_read)
         named[COMPILED], inputs[COMPILED] = (lambda: fused(query, *sources)), [query, *sources]
     shape = {"tokens": tokens, "width": width, "n": n, "dtype": _name(dtype)}
-    return Case(
+    return OpCase(
         "attend", shape, named, inputs, tokens * width * dtype.itemsize, (n + 1.0, 2 * n + 1.0),
         {PLAIN: lambda y: y.view(b, t, width)},
     )  # fmt: skip
 
 
-def mix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool, lanes: int = 0) -> Case:
+def mix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool, lanes: int = 0) -> OpCase:
     """A static mixture, or one a token in each of `lanes`."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
     sources = [make.normal(b, t, width) for _ in range(n)]
@@ -108,13 +108,13 @@ def mix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool, l
         named[COMPILED], inputs[COMPILED] = (lambda: fused(weights, *sources)), [weights, *sources]
     shape = {"tokens": tokens, "width": width, "n": n, "lanes": lanes, "dtype": _name(dtype)}
     out = max(lanes, 1)
-    return Case(
+    return OpCase(
         "mix", shape, named, inputs, tokens * width * dtype.itemsize, (n + out, 2.0 * n + out),
         {PLAIN: lambda y: y.view(*((lanes,) if lanes else ()), b, t, width)},
     )  # fmt: skip
 
 
-def delta_write(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> Case:
+def delta_write(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """The rank-one write, `n` value channels."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
     X, k, value, beta = make.normal(b, t, n, width), make.normal(b, t, width), make.normal(b, t, n), make.normal(b, t)
@@ -129,13 +129,13 @@ def delta_write(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile:
         fused = forms.compiled(forms.rowwise_delta_write)
         named[COMPILED], inputs[COMPILED] = (lambda: fused(X, k, value, beta)), [X, k, value, beta]
     shape = {"tokens": tokens, "width": width, "values": n, "dtype": _name(dtype)}
-    return Case(
+    return OpCase(
         "delta_write", shape, named, inputs, tokens * width * dtype.itemsize, (2.0 * n + 1, 3.0 * n + 2),
         {PUBLIC: lambda y: y.transpose(-1, -2)},
     )  # fmt: skip
 
 
-def remix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> Case:
+def remix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """Hyper-Connections: `n` streams to `n` streams."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
     weights, H = make.normal(b, t, n, n), make.normal(b, t, n, width)
@@ -149,10 +149,10 @@ def remix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool)
         named[COMPILED] = lambda: fused(weights, H)
     inputs = {form: [weights, H] for form in named}
     shape = {"tokens": tokens, "width": width, "streams": n, "dtype": _name(dtype)}
-    return Case("remix", shape, named, inputs, tokens * width * dtype.itemsize, (2.0 * n, 3.0 * n))
+    return OpCase("remix", shape, named, inputs, tokens * width * dtype.itemsize, (2.0 * n, 3.0 * n))
 
 
-def window_attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> Case:
+def window_attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """Causal attention in a window of `n` tokens, one row, heads of 64."""
     make, heads = Shapes(dtype), max(1, width // 64)
     q, k, v = (make.normal(1, heads, tokens, width // heads) for _ in range(3))
@@ -167,10 +167,10 @@ def window_attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compil
         named[COMPILED] = lambda: fused(q, k, v)
     inputs = {form: [q, k, v] for form in named}
     shape = {"tokens": tokens, "width": width, "window": n, "dtype": _name(dtype)}
-    return Case("window_attend", shape, named, inputs, tokens * width * dtype.itemsize)
+    return OpCase("window_attend", shape, named, inputs, tokens * width * dtype.itemsize)
 
 
-OPS: dict[str, Callable[..., Case]] = {
+OPS: dict[str, Callable[..., OpCase]] = {
     "attend": attend, "mix": mix, "mix_lanes": partial(mix, lanes=4), "delta_write": delta_write,
     "remix": remix, "window_attend": window_attend,
 }  # fmt: skip
@@ -188,7 +188,7 @@ GRIDS: dict[str, dict[str, Sequence[Any]]] = {
 
 def cases(
     op: str, shapes: Sequence[str] | None, counts: Sequence[int] | None, dtype: torch.dtype, compile: bool
-) -> Iterator[Case]:
+) -> Iterator[OpCase]:
     """The cases of one op; None takes the full grid."""
     if op not in OPS:
         raise ValueError(f"no op {op!r} to measure; there are {', '.join(OPS)}")

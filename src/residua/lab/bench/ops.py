@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC, Case
+from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC, OpCase
 from residua.lab.bench.timing import Form, Timing, exponent, interleave
 from residua.testing import error
 
@@ -16,7 +16,7 @@ AGREEMENT = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-12}
 """How far the output of another form may lie from ours (RMS over RMS) to count as the same op."""
 
 
-def measure(case: Case, seconds: float) -> dict[str, Any]:
+def measure(case: OpCase, seconds: float) -> dict[str, Any]:
     """Every form of a case, forward and forward + backward, each in one interleaved run."""
     _agree(case)
     forward, both = (_run(case, how, seconds) for how in (case.forward, case.both))
@@ -47,13 +47,13 @@ def growth(rows: Sequence[dict[str, Any]], over: str) -> dict[str, float] | None
     return {phase: exponent(sizes, [row[phase]["seconds"][OURS] for row in alike]) for phase in ("forward", "both")}
 
 
-def _run(case: Case, how: Callable[[str], Form], seconds: float) -> Timing:
+def _run(case: OpCase, how: Callable[[str], Form], seconds: float) -> Timing:
     return interleave(
         {form: how(form) for form in case.forms} | {READ: _plain_read(case)}, controlled=OURS, seconds=seconds
     )
 
 
-def _summary(case: Case, timing: Timing) -> dict[str, Any]:
+def _summary(case: OpCase, timing: Timing) -> dict[str, Any]:
     return {
         "seconds": {form: timing.typical(form) for form in case.forms},
         "ratios": {
@@ -62,17 +62,17 @@ def _summary(case: Case, timing: Timing) -> dict[str, Any]:
     }
 
 
-def _plain_read(case: Case) -> Form:
+def _plain_read(case: OpCase) -> Form:
     """A sum over as many bytes as the forward reads: the fastest this core gets data at that moment."""
     buffer = torch.ones(_read_bytes(case) // 4)
     return buffer.sum
 
 
-def _read_bytes(case: Case) -> int:
+def _read_bytes(case: OpCase) -> int:
     return max(1 << 22, int(case.traffic[0] * case.unit))
 
 
-def _bandwidth(case: Case, forward: Timing, both: Timing) -> dict[str, float]:
+def _bandwidth(case: OpCase, forward: Timing, both: Timing) -> dict[str, float]:
     """Least traffic over time, as a share of the plain read of the same run; the backward is the difference."""
     speed = [_read_bytes(case) / timing.typical(READ) for timing in (forward, both)]
     backward = both.typical(OURS) - forward.typical(OURS)
@@ -83,7 +83,7 @@ def _bandwidth(case: Case, forward: Timing, both: Timing) -> dict[str, float]:
     }
 
 
-def _agree(case: Case) -> None:
+def _agree(case: OpCase) -> None:
     with torch.no_grad():
         ours = case.forms[OURS]()
         for form, run in case.forms.items():

@@ -1,9 +1,11 @@
-"""What a design costs: predicted from the plan alone, and measured on this machine by a counter that shares no formula.
+"""What a design costs: predicted from the plan alone, and counted on this machine by a counter that shares no formula.
 
-predict(config, tokens)     operations, memory, state, cache and traffic of a model, without allocating it
-measure(config, tokens)     the same, by running it
+predict(config, tokens)         operations, memory, state, cache and traffic of a model, without allocating it
+run_and_count(config, tokens)   the same, by running it; `measure` is its earlier name
 """
 
-from residua.lab.cost.measure import measure as measure
 from residua.lab.cost.predict import Cost as Cost
 from residua.lab.cost.predict import predict as predict
+from residua.lab.cost.running import run_and_count as run_and_count
+
+measure = run_and_count

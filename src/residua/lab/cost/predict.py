@@ -1,6 +1,6 @@
 """predict(config, tokens): what a model costs, from its plan alone, in seconds and without allocating it.
 
-The model is built and run on the meta device; `rules` prices what it calls. Nothing is measured: `measure` does that.
+The model is built and run on the meta device; `rules` prices what it calls. Nothing runs: `run_and_count` does that.
 """
 
 from __future__ import annotations

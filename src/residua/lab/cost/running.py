@@ -1,4 +1,4 @@
-"""measure(config, tokens): the costs of `predict`, found by running the model here with `counter` watching.
+"""run_and_count(config, tokens): the costs of `predict`, found by running the model here with `counter` watching.
 
 The ops run their references, whatever kernels are there: those define what is counted.
 """
@@ -20,10 +20,10 @@ from residua.plan import Site
 from residua.runner import Observer, observed
 
 LIMIT = 2 << 30
-"""Bytes of parameters above which `measure` refuses."""
+"""Bytes of parameters above which `run_and_count` refuses."""
 
 
-def measure(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[str, Any]:
+def run_and_count(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[str, Any]:
     """Run one forward with gradients and one that decodes; what they did, by the names of `Cost`.
 
     `halo_bytes` and the shares of the design are not here: they are not measured.
@@ -49,9 +49,7 @@ def measure(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[
         "bytes_moved": counter.bytes_moved,
         "saved_bytes": saved.nbytes,
         "state_bytes": max(held.values()),
-        "cut_bytes": {
-            model.plan.block(layer)[-1].name: held[model.plan.block(layer)[-1].name] for layer in range(config.depth)
-        },
+        "cut_bytes": {site.name: held[site.name] for site in model.plan.sites if site.last},
     }
     if config.causal:
         cache = Cache()
