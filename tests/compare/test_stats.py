@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from residua.lab.compare.stats import paired, spread, student
+from residua.lab.common.stats import paired, spread, student
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 
 import residua
 from residua import Plan, figures
+from residua.lab.common.files import read_json
 from residua.lab.compare import Size
 from residua.lab.diagnose import record_routing
 from residua.lab.train import TrainConfig, load_model, train
-from residua.lab.train.durable import read_json
 from residua.testing import specs
 from tests.figures.synthetic import STANDARD, routing_record, write, write_comparison, write_plan, write_run
 from tests.train.harness import toy_config, toy_tokens

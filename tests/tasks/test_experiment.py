@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.lab import tasks
+from residua.lab.common.locks import RunLocked
 from residua.lab.tasks import experiment
 from residua.lab.tasks.experiment import TUNING_SEED, Recipe, run_task, train_on
 from residua.lab.tasks.kept import kept_in
 from residua.lab.tasks.task import Batch, Task
-from residua.lab.train.lock import RunLocked
 
 QUICK = Recipe(steps=6, batch=4, width=16, depth=2, heads=2, every=3, tested=16)
 

@@ -86,7 +86,7 @@ def final_files(out: Path) -> dict[str, str]:
 
 def outcome(out: Path) -> dict[str, Any]:
     """All that must not depend on how often a run was killed."""
-    from residua.lab.train.durable import read_json
+    from residua.lab.common.files import read_json
 
     return {
         "files": final_files(out),

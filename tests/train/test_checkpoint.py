@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as safetensors_save
 
+from residua.lab.common.files import write_file
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.checkpoint import Checkpoint, CheckpointError
-from residua.lab.train.durable import write_file
 from residua.lab.train.reproducible import random_states
 
 TENSORS = {

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from residua.lab.common.files import read_json, write_json
 from residua.lab.train import DiskFull
 from residua.lab.train import checkpoint as checkpoints
-from residua.lab.train.durable import read_json, write_json
 from tests.train.harness import outcome, run
 from tests.train.warm import Warm
 

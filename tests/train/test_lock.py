@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from residua.lab.train.lock import RunLocked, locked
+from residua.lab.common.locks import RunLocked, locked
 from tests.train.harness import files_below, run, toy_config
 
 HOLD = """
 import sys, pathlib, time
-from residua.lab.train.lock import locked
+from residua.lab.common.locks import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

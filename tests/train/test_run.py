@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import residua
+from residua.lab.common.files import read_json
 from residua.lab.train import TrainConfig, Trainer, load_model, train
-from residua.lab.train.durable import read_json
 from residua.lab.train.folder import RunFolder
 from residua.lab.train.optim import group_of
 from residua.lab.train.reproducible import random_states, reproducible

@@ -51,7 +51,7 @@ def command(
     report = duality.examine(subjects, on_event=lambda name: tell(f"examining {name}"))
     report["command"] = _spelled(runs, steps, corpus, seeds)
     if out is not None:
-        from residua.lab.train.durable import write_json
+        from residua.lab.common.files import write_json
 
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, report)

@@ -70,7 +70,7 @@ def command(
         if out is not None:
             import torch
 
-            from residua.lab.train.durable import write_json
+            from residua.lab.common.files import write_json
             from residua.lab.train.folder import machine
 
             write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})

@@ -26,12 +26,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from residua.lab.common.files import read_json
 from residua.lab.compare.execute import PLAN
 from residua.lab.compare.outcome import RESULT, ROUTING, divergence, is_done
 from residua.lab.compare.plan import ComparePlan
 from residua.lab.diagnose.record import in_deep_third
 from residua.lab.train import TrainConfig, read_metrics
-from residua.lab.train.durable import read_json
 from residua.plan import Plan
 
 BAND = "lowest to highest seed"

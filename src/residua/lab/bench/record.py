@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from residua.lab.bench import gate
-from residua.lab.train.durable import write_json
+from residua.lab.common.files import write_json
 
 FORMAT = 1
 

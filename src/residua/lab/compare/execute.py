@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import read_json, write_json
 from residua.lab.compare.outcome import RESULT, divergence, is_done
 from residua.lab.compare.plan import ComparePlan, Run
-from residua.lab.train.durable import read_json, write_json
 
 PLAN = "plan.json"
 Listener = Callable[[Mapping[str, Any]], None]

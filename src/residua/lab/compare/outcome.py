@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import read_json, write_json
 from residua.lab.train import Diverged
-from residua.lab.train.durable import read_json, write_json
 
 RESULT, ROUTING, DIVERGED = "result.json", "routing.json", "diverged.json"
 

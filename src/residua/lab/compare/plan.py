@@ -19,7 +19,6 @@ plan. Everything wrong with a plan is found before anything is written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tomllib
@@ -29,6 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from residua.lab.common.digests import json_digest
 from residua.lab.compare.match import matched_mlp_width
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields
@@ -209,7 +209,7 @@ class ComparePlan:
     @property
     def digest(self) -> str:
         """A short name of everything here."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return json_digest(self.to_json())[:16]
 
     def _has_own_parameters(self, variant: Variant) -> bool:
         import torch

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from residua.lab.common.files import read_json
+from residua.lab.common.stats import Difference, Spread, paired, spread
 from residua.lab.compare.outcome import RESULT, ROUTING, divergence, final_loss
 from residua.lab.compare.plan import ComparePlan, Run, Variant
-from residua.lab.compare.stats import Difference, Spread, paired, spread
 from residua.lab.train import read_metrics
-from residua.lab.train.durable import read_json
 
 FORMAT = 1
 Broken = Mapping[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import write_json, write_text
 from residua.lab.compare.execute import claim, execute
 from residua.lab.compare.plan import ComparePlan
 from residua.lab.compare.results import collect, reported
 from residua.lab.compare.table import to_csv, to_markdown
-from residua.lab.train.durable import write_json
 
 Listener = Callable[[Mapping[str, Any]], None]
 
@@ -46,8 +46,8 @@ def compare(
             execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
     results = collect(plan, out, force=force, command=command)
     write_json(out / "results.json", results)
-    (out / "results.csv").write_text(to_csv(results))
-    (out / "results.md").write_text(to_markdown(results))
+    write_text(out / "results.csv", to_csv(results))
+    write_text(out / "results.md", to_markdown(results))
     if draw:
         from residua.lab import figures, plots
 

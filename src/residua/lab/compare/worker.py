@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import read_json, write_json
 from residua.lab.compare.outcome import ROUTING, write_divergence
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
-from residua.lab.train.durable import read_json, write_json
 
 LOOKED_AT = 8
 """Validation sequences that the routing is averaged over."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
+from residua.lab.common.digests import file_digest
 from residua.lab.data.source import DataError, Source, Tally
 
 LICENCE = "not stated: the text is the user's own files"
@@ -18,8 +19,7 @@ def key(files: Mapping[str, Path], salt: str) -> str:
     """A hash of the files' names and bytes: cheap beside what it saves, and never wrong, as time stamps can be."""
     digest = hashlib.sha256(salt.encode())
     for name, path in files.items():
-        with path.open("rb") as file:
-            digest.update(repr((name, hashlib.file_digest(file, "sha256").hexdigest())).encode())
+        digest.update(repr((name, file_digest(path))).encode())
     return digest.hexdigest()
 
 

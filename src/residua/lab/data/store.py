@@ -12,14 +12,17 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
+
+from residua.lab.common.files import replace_file
 
 _CODES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
@@ -60,27 +63,16 @@ def fetch(
 def save(path: Path, record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Write the file, or raise and leave what was there."""
     header = _header(record, arrays)
-    temporary = None
+    parts = (np.ascontiguousarray(array).view(np.uint8).data for array in arrays.values())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(struct.pack("<Q", len(header)) + header)
-            for array in arrays.values():
-                file.write(np.ascontiguousarray(array).data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        temporary = None
-        _sync_folder(path.parent)
+        scratch = path.with_name(f".{path.name}.{uuid4().hex}.part")
+        replace_file(path, chain([struct.pack("<Q", len(header)) + header], parts), scratch)
     except OSError as error:
         raise OSError(
             f"cannot write {path}: {error.strerror or error}; make room there or set RESIDUA_CACHE to another folder"
         ) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
 
 
 def load(path: Path) -> Entry:
@@ -151,13 +143,3 @@ def _sweep(folder: Path) -> None:
                 left.unlink()
         except FileNotFoundError:
             pass
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself last; a system that cannot open a folder (Windows) has no call for it."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -6,7 +6,6 @@ spells a special token is text, and does not encode to it.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from residua.lab.common.digests import json_digest
 from residua.lab.data.source import DataError
 
 SPECIALS = 2
@@ -59,7 +59,7 @@ class Tokenizer(ABC):
     @cached_property
     def hash(self) -> str:
         """SHA-256 of everything that decides the ids: not of the name, which for a folder is where it lies."""
-        return hashlib.sha256(json.dumps(json.loads(self.dump()) | {"name": ""}, sort_keys=True).encode()).hexdigest()
+        return json_digest(json.loads(self.dump()) | {"name": ""})
 
     @property
     def dtype(self) -> np.dtype:

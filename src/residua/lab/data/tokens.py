@@ -7,8 +7,6 @@ Two runs with one fingerprint saw the same text in the same ids; runs with diffe
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +20,7 @@ from jaxtyping import UInt
 
 from residua._version import __version__
 from residua.cache import cache_root
+from residua.lab.common.digests import json_digest
 from residua.lab.data.corpus import FORMAT, SIDES, Corpus, Texts, read_corpus
 from residua.lab.data.source import DataError, source
 from residua.lab.data.store import Entry, fetch
@@ -82,7 +81,7 @@ def prepare(
         pieces = _tokenizer(tokenizer, make, texts, root, say, warn)
     else:
         pieces = tokenizer
-    fingerprint = _hash([texts.content, pieces.hash, FORMAT, _versions(texts, pieces)])
+    fingerprint = json_digest([texts.content, pieces.hash, FORMAT, _versions(texts, pieces)])
     entry = fetch(root / "tokens" / f"{fingerprint[:32]}.safetensors", lambda: _encode(texts, pieces, say), warn)
     if not entry.record["exact"]:
         warn(f"tokenizer {pieces.name} does not give every text back as it was: its bits per byte flatter it")
@@ -109,7 +108,7 @@ def _tokenizer(name: str, make: Callable[..., Tokenizer], texts: Corpus, root: P
         made = make(texts.sides["train"], texts.source.name)
         return {"tokenizer": name}, {"json": np.frombuffer(made.dump().encode(), dtype=np.uint8)}
 
-    key = _hash([texts.content, name, FORMAT, metadata.version("tokenizers")])
+    key = json_digest([texts.content, name, FORMAT, metadata.version("tokenizers")])
     entry = fetch(root / "tokenizers" / f"{name.replace(':', '-')}-{key[:32]}.safetensors", train, warn)
     return load_tokenizer(entry.arrays["json"].tobytes().decode())
 
@@ -174,10 +173,6 @@ def _manifest(texts: Corpus, pieces: Tokenizer, entry: Entry, fingerprint: str) 
 
 def _size(texts: Texts) -> int:
     return int(texts.ends[-1])
-
-
-def _hash(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _silent(line: str) -> None:

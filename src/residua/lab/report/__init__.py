@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import write_text
 from residua.lab.report.data import PROMPT as PROMPT
 from residua.lab.report.data import gather as gather
 from residua.lab.report.inspection import inspection as inspection
@@ -32,20 +33,12 @@ def write(
     """
     text = render(gather(*runs, prompt=prompt, checkpoints=checkpoints, progress=progress))
     path = Path(runs[0]) / NAME if out is None else Path(out)
-    save(path, text)
+    write_text(path, text)
     return path
 
 
 def write_inspection(data: Mapping[str, Any], out: Path | str) -> Path:
     """Write the page of one model and prompt; `residua.lab.report.inspection` says what the data are."""
     text = render(inspection(data))
-    save(Path(out), text)
+    write_text(Path(out), text)
     return Path(out)
-
-
-def save(path: Path, text: str) -> None:
-    """Write a page whole or not at all: a reader may have the old one open."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.writing")
-    scratch.write_text(text, encoding="utf-8", newline="\n")
-    scratch.replace(path)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from residua.lab.common.files import read_json
 from residua.lab.cost import predict
 from residua.lab.figures import Record, Series, rounded
 from residua.lab.train import TrainConfig
-from residua.lab.train.durable import read_json
 
 
 def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]:

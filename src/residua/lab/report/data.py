@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from residua.lab import figures
+from residua.lab.common.files import read_json
 from residua.lab.compare.execute import PLAN
 from residua.lab.figures import Record, Seed, Series, rounded
 from residua.lab.plots.style import DASHES, OKABE_ITO, styles
@@ -26,7 +27,6 @@ from residua.lab.report.runs import run_data
 from residua.lab.report.summary import summary
 from residua.lab.report.text import visible, visible_token, visible_tree
 from residua.lab.train import CheckpointError, TrainConfig, load_model
-from residua.lab.train.durable import read_json
 
 FORMAT = 1
 PROMPT = "Return a list of the words in the string. Return a list of the lines."

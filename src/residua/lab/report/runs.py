@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import read_json
 from residua.lab.figures import Record, Series, rounded
 from residua.lab.train.config import config_fields
-from residua.lab.train.durable import read_json
 
 
 def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from residua.lab.common.files import read_json
 from residua.lab.compare.table import columns, legend
 from residua.lab.figures import Record, Series, rounded
-from residua.lab.train.durable import read_json
 
 COST = ("params", "speed", "memory", "equal time")
 ROUTING = ("max w", "entropy", "eff n", "collapsed")

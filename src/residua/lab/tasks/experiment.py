@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from residua._version import __version__
-from residua.lab.compare.stats import paired, spread
+from residua.lab.common.stats import paired, spread
 from residua.lab.tasks.kept import Kept
 from residua.lab.tasks.registry import build
 from residua.lab.tasks.score import accuracy

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from residua.lab.train.durable import read_json, write_json
-from residua.lab.train.lock import locked
+from residua.lab.common.files import read_json, write_json
+from residua.lab.common.locks import locked
 
 
 class Kept:

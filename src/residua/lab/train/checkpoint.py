@@ -11,7 +11,6 @@ takes the one before.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.lab.train.durable import DiskFull, file_digest, read_json, room_for, sync_folder, write_file
+from residua.lab.common.digests import file_digest, json_digest
+from residua.lab.common.files import DiskFull, read_json, room_for, sync_folder, write_file
 
 FORMAT = 1
 PARTS = ("model", "optimizer", "rng")
@@ -189,5 +189,4 @@ def name(step: int) -> str:
 
 def _seal(state: Mapping[str, Any]) -> str:
     """The checksum of everything in state.json but itself."""
-    rest = {key: value for key, value in state.items() if key != "seal"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    return json_digest({key: value for key, value in state.items() if key != "seal"})

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from residua._version import __version__
-from residua.lab.train import lock
-from residua.lab.train.durable import read_json, sync_folder, write_json
+from residua.lab.common import locks
+from residua.lab.common.files import read_json, sync_folder, write_json
 from residua.lab.train.metrics import MetricsFile
 from residua.lab.train.recipe import Recipe
 
@@ -49,7 +49,7 @@ class RunFolder:
                 raise FileNotFoundError(f"{self.path} holds no run to resume; drop resume=must to start one")
             # what a process killed in its first moments may leave is ours
             written = [self.manifest.name, self.config.name, self.tokenizer.name]
-            ours = {lock.NAME, *written, *(f".{name}.writing" for name in written)}
+            ours = {locks.NAME, *written, *(f".{name}.writing" for name in written)}
             foreign = sorted({path.name for path in self.path.glob("*")} - ours)
             if foreign:
                 raise FileExistsError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from residua.lab.train.durable import room_for
+from residua.lab.common.files import room_for
 
 
 class MetricsFile:

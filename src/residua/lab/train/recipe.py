@@ -7,14 +7,13 @@ flags from them.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
+from residua.lab.common.digests import json_digest
 from residua.spec import parse, render
 
 
@@ -125,7 +124,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """A short name of everything here: equal configs have equal digests."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+        return json_digest(self.to_json())[:16]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

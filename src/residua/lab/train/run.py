@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import read_json, write_json
+from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
-from residua.lab.train.durable import read_json, write_json
 from residua.lab.train.folder import Resume, RunFolder
 from residua.lab.train.interrupt import Interrupted, Interrupts
-from residua.lab.train.lock import locked
 from residua.lab.train.loop import Trainer
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import reproducible

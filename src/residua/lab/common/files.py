@@ -60,18 +60,32 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview], *, fault: bool 
     return digest.hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Put a JSON file in place of what was there, whole or not at all."""
-    scratch = path.with_name(f".{path.name}.writing")
+def replace_file(path: Path, chunks: Iterable[bytes | memoryview], scratch: Path | None = None) -> None:
+    """Put a file in place of what was there, whole or not at all.
+
+    Several writers of one path need a `scratch` each: the name of the file, in the same folder, until it is whole.
+    """
+    scratch = scratch or path.with_name(f".{path.name}.writing")
     scratch.unlink(missing_ok=True)
     with room_for(str(path)):
         try:
-            write_file(scratch, [json.dumps(value, indent=2).encode() + b"\n"])
+            write_file(scratch, chunks)
             scratch.replace(path)
         except OSError:
             scratch.unlink(missing_ok=True)
             raise
     sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`replace_file` with a text, in UTF-8; its folder is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, [text.encode()])
+
+
+def write_json(path: Path, value: object) -> None:
+    """`replace_file` with JSON."""
+    replace_file(path, [json.dumps(value, indent=2).encode() + b"\n"])
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -94,12 +108,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def file_digest(path: Path) -> str:
-    """The SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _write(handle: int, piece: memoryview, fault: bool) -> None:

@@ -1,0 +1,52 @@
+"""One process per run directory. The lock is the kernel's: it goes with the process, however that ends.
+
+`filelock` takes it and neither truncates nor removes the file, so that the holder's signature stays for others to read.
+Where a file system has no such lock, that is an error: a marker file would outlive a killed process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+NAME = "run.lock"
+
+
+class RunLocked(OSError):
+    """Another process is using the run directory."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run directory, or raise `RunLocked` with the name of the process that does."""
+    lock = FileLock(folder / NAME, blocking=False, fallback_to_soft=False, on_acquired=_sign)
+    try:
+        lock.acquire()
+    except Timeout:
+        holder = _holder(folder / NAME)
+        raise RunLocked(f"{folder} is in use by {holder}; wait for it or choose another directory") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _sign(handle: int) -> None:
+    mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    os.ftruncate(handle, 0)
+    os.write(handle, json.dumps(mine).encode())
+
+
+def _holder(path: Path) -> str:
+    try:
+        held = json.loads(path.read_bytes())
+        return f"process {held['pid']} on {held['host']} since {held['since']}"
+    except (OSError, ValueError, KeyError):  # it has not signed yet, or the system lets nobody read a locked file
+        return "a process that has just started"
