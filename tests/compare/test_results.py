@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from residua.lab.common.tables import difference
 from residua.lab.compare import ComparePlan
-from residua.lab.compare.results import choose_rates, collect, loss_at, reported
-from residua.lab.compare.table import columns, difference, to_csv, to_markdown
+from residua.lab.compare.results import choose_rates, collect, reported
+from residua.lab.compare.table import columns, to_csv, to_markdown
+from residua.lab.runs import read_run
 
 SMALL = {"sizes": [{"depth": 2, "width": 16, "heads": 2}], "train": {"steps": 4, "context": 16}}
 
@@ -65,7 +67,7 @@ def test_results_by_hand(compared):
 )
 def test_loss_at_a_time_lies_between_validations(tmp_path, seconds, loss):
     write_run(tmp_path / "a", 3.0)
-    assert loss_at(tmp_path / "a" / "metrics.jsonl", seconds) == pytest.approx(loss)
+    assert read_run(tmp_path / "a", 0).loss_at(seconds) == pytest.approx(loss)
 
 
 def test_rates_are_the_best_on_the_tuning_seeds_and_an_edge_is_said(tmp_path):
@@ -187,7 +189,7 @@ def test_runs_of_one_seed_that_saw_different_batches_are_refused(tmp_path):
         ),
         (
             {"mean": 0.01, "low": -0.1, "high": 0.12, "detectable": 0.05, "significant": False},
-            "+0.0100 n.s. (sees 0.0500)",
+            "+0.0100 n.s. (MDE 0.0500)",
         ),
         ({"mean": 0.5, "low": None, "high": None, "detectable": None, "significant": None}, "+0.5000 (no interval)"),
     ],
@@ -199,7 +201,7 @@ def test_difference_inside_the_noise_is_called_that(gap, shown):
 
 def test_difference_is_shown_in_other_digits_and_words():
     gap = {"mean": 0.01, "low": -0.1, "high": 0.12, "detectable": 0.05, "significant": False}
-    assert difference({"difference": gap}, 3, "no difference") == "+0.010 no difference (sees 0.050)"
+    assert difference({"difference": gap}, 3, "no difference") == "+0.010 no difference (MDE 0.050)"
 
 
 def test_fewer_than_three_seeds_have_no_interval(tmp_path):
@@ -223,3 +225,18 @@ def test_files_hold_the_same_numbers(compared):
     for row in results["rows"]:
         for cell in columns(results).values():
             assert cell(row) in text
+
+
+def test_notebook_shows_the_table_escaped_and_in_both_colour_schemes(compared):
+    results = collect(*compared)
+    results["rows"][1]["label"] = "<script>alert(1)</script>"
+    shown = results._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "light-dark(" in shown
+    assert "minimum detectable effect" in shown
+    assert not any(word in shown for word in ("http:", "https:", "url(", "@import")), "nothing is fetched"
+    for title, cell in columns(results).items():
+        assert f"<th>{title}</th>" in shown
+        assert f"<td>{cell(results['rows'][0])}</td>" in shown
+    assert json.loads(json.dumps(results)) == results

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import residua
-from residua import Plan, figures
+from residua import Plan
+from residua.lab import figures
 from residua.lab.common.files import read_json
-from residua.lab.compare import Size
+from residua.lab.compare import Size, read_series
 from residua.lab.diagnose import record_routing
 from residua.lab.train import TrainConfig, load_model, train
 from residua.testing import specs
@@ -30,7 +31,7 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_curves_are_means_and_ranges_over_seeds(out):
-    assert figures.collect(out)["curves"]["standard"] == {
+    assert figures.collect(read_series(out))["curves"]["standard"] == {
         "tokens": [0, 100, 200],
         "cpu_seconds": [0.0, 3.0, 5.0],
         "loss": {"mean": [4.1, 3.1, 2.05], "low": [4.0, 3.0, 2.0], "high": [4.2, 3.2, 2.1]},
@@ -40,11 +41,11 @@ def test_curves_are_means_and_ranges_over_seeds(out):
 
 def test_curves_take_the_validations_that_all_seeds_have(out):
     write_run(out / "runs/standard/seed1", STANDARD[1][::2])
-    assert figures.collect(out)["curves"]["standard"]["tokens"] == [0, 200]
+    assert figures.collect(read_series(out))["curves"]["standard"]["tokens"] == [0, 200]
 
 
 def test_routing_is_the_mean_over_seeds_with_gaps(out):
-    routing = figures.collect(out)["routing"]
+    routing = figures.collect(read_series(out))["routing"]
     assert routing["attnres"] == {
         "sites": ["l0_mlp", "l1_attn"],
         "sources": ["embed", "l0_attn", "l0_mlp"],
@@ -66,11 +67,11 @@ def test_routing_is_signed_where_only_single_tokens_are(out):
         write(
             out / f"runs/denseformer/seed{seed}/routing.json", routing_record(weights, kind=("scaled", "signed")[seed])
         )
-    assert figures.collect(out)["routing"]["denseformer"]["signed"] is True
+    assert figures.collect(read_series(out))["routing"]["denseformer"]["signed"] is True
 
 
 def test_depth_is_the_mean_over_seeds_and_none_without_a_choice(out):
-    depth = figures.collect(out)["depth"]
+    depth = figures.collect(read_series(out))["depth"]
     assert depth["attnres"] == {
         "sites": ["l0_attn", "l0_mlp", "l1_attn", "l1_mlp", "head"],
         "position": [0.0, 0.5, 1.0, 1.5, 2.0],
@@ -101,7 +102,7 @@ def test_depth_leaves_out_a_single_source(out):
     for seed in (0, 1):
         routing = routing_record({"l1_attn": {"embed": 1.0}}, gradient_norm=[1.0, 2.0, 3.0, 4.0, None])
         write(out / f"runs/attnres/seed{seed}/routing.json", routing)
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert data["depth"]["attnres"]["max_weight"] == [None] * 5
     assert data["depth"]["attnres"]["source_count"] == [0, 0, 1, 0, 0]
     assert data["depth"]["attnres"]["gradient_norm"] == [1.0, 2.0, 3.0, 4.0, None]
@@ -109,7 +110,7 @@ def test_depth_leaves_out_a_single_source(out):
 
 
 def test_quality_is_relative_to_the_baseline(out):
-    quality = figures.collect(out)["quality"]
+    quality = figures.collect(read_series(out))["quality"]
     assert quality["attnres"] == {
         "baseline": "standard",
         "parameters": 10,
@@ -124,7 +125,7 @@ def test_quality_is_relative_to_the_baseline(out):
 
 def test_quality_follows_the_baseline_of_the_plan(tmp_path):
     write_comparison(tmp_path, baseline="attnres")
-    data = figures.collect(tmp_path)
+    data = figures.collect(read_series(tmp_path))
     assert data["baseline"] == "attnres"
     assert data["quality"]["standard"]["speed"] == pytest.approx(1 / 0.6, abs=1e-5)
     assert data["quality"]["standard"]["memory"] == 0.5
@@ -140,7 +141,7 @@ def test_quality_compares_within_a_size(tmp_path):
     for variant, seconds in zip(plan.variants(), (1.0, 2.0, 10.0, 40.0), strict=True):
         routing = routing_record({}, plan=Plan.regular(16, variant.size.depth))
         write_run(tmp_path / f"runs/{variant.slug}/seed0", [(0, 0.0, 3.0), (80, seconds, 2.0)], routing=routing)
-    data = figures.collect(tmp_path)
+    data = figures.collect(read_series(tmp_path))
     assert [each["speed"] for each in data["quality"].values()] == [1.0, 0.5, 1.0, 0.25]
     assert [each["baseline"] for each in data["quality"].values()] == ["standard-1x16"] * 2 + ["standard-2x16"] * 2
     assert data["labels"]["delta-2x16"] == "delta | 2x16"
@@ -150,7 +151,7 @@ def test_quality_compares_within_a_size(tmp_path):
 def test_unfinished_variants_are_named_and_left_out(out):
     (out / "runs/denseformer/seed0/result.json").unlink()
     (out / "runs/denseformer/seed1/routing.json").unlink()
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert data["labels"] == {"standard": "standard", "attnres": "attnres"}
     assert data["missing"] == ["delta", "denseformer"]
     assert data["notes"] == ["Not finished and left out: delta, denseformer."]
@@ -162,14 +163,14 @@ def test_variant_with_a_seed_that_diverged_is_left_out_whole(out):
     broken = out / "runs/attnres/seed1"
     (broken / "result.json").unlink()
     (broken / "diverged.json").write_text('{"step": 3, "site": "0.mlp", "message": "step 3: the loss is nan"}')
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert set(data["labels"]) == {"standard", "denseformer"}
     assert data["missing"] == ["attnres", "delta"]
 
 
 def test_finished_seeds_stand_for_a_variant_and_are_counted(out):
     (out / "runs/standard/seed1/result.json").unlink()
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert data["seeds"] == {"standard": 1, "attnres": 2, "denseformer": 2}
     assert data["notes"][0] == "standard: 1 of 2 seeds so far."
     assert data["curves"]["standard"]["loss"] == {key: [4.0, 3.0, 2.0] for key in ("mean", "low", "high")}
@@ -178,7 +179,7 @@ def test_finished_seeds_stand_for_a_variant_and_are_counted(out):
 
 def test_without_a_baseline_nothing_is_relative(out):
     shutil.rmtree(out / "runs/standard")
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert data["baseline"] is None
     assert data["missing"] == ["standard", "delta"]
     quality = data["quality"]["attnres"]
@@ -187,21 +188,21 @@ def test_without_a_baseline_nothing_is_relative(out):
 
 
 def test_different_corpora_are_said(out):
-    assert not any("FORCED" in note for note in figures.collect(out)["notes"])
+    assert not any("FORCED" in note for note in figures.collect(read_series(out))["notes"])
     write_run(out / "runs/standard/seed1", STANDARD[1], fingerprint="other")
-    assert any("FORCED" in note for note in figures.collect(out)["notes"])
+    assert any("FORCED" in note for note in figures.collect(read_series(out))["notes"])
 
 
 @pytest.mark.parametrize("changed", ["standard", "attnres", "denseformer"])
 def test_variants_never_mix(out, changed):
     """Files of one variant reach nothing of another but what is relative to it."""
-    before = figures.collect(out)
+    before = figures.collect(read_series(out))
     for seed in (0, 1):
         routing = routing_record({"head": {"zzz": 9.0, "y": 1.0}}, stream_rms=[77.0] * 5)
         write_run(
             out / f"runs/{changed}/seed{seed}", [(7, 70.0, 77.0), (14, 140.0, 70.0)], peak_memory=7, routing=routing
         )
-    after = figures.collect(out)
+    after = figures.collect(read_series(out))
     for section in SECTIONS:
         assert after[section].get(changed) != before[section].get(changed), section
         for slug in before["labels"]:
@@ -215,10 +216,10 @@ def _own(data: dict[str, Any], section: str, slug: str) -> Any:
 
 
 def test_data_go_through_json_unchanged(out):
-    data = figures.collect(out)
+    data = figures.collect(read_series(out))
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert list(data["labels"]) == ["standard", "attnres", "denseformer"], "in the order of the plan"
-    assert figures.collect(out) == data
+    assert figures.collect(read_series(out)) == data
     assert data["band"] == "lowest to highest seed"
 
 
@@ -226,14 +227,14 @@ def test_numbers_have_six_digits_and_are_finite(out):
     weights = {"l1_attn": {"embed": 1 / 3, "l0": math.nan}}
     for seed in (0, 1):
         write(out / f"runs/attnres/seed{seed}/routing.json", routing_record(weights))
-    assert figures.collect(out)["routing"]["attnres"]["weights"] == [[0.333333, None]]
+    assert figures.collect(read_series(out))["routing"]["attnres"]["weights"] == [[0.333333, None]]
 
 
 def test_run_alone_is_one_series(tmp_path):
     write(tmp_path / "config.json", TrainConfig(design="delta:blocks=2", depth=2).to_json())
     write_run(tmp_path, STANDARD[0])
     (tmp_path / "routing.json").unlink()
-    data = figures.collect(tmp_path)
+    data = figures.collect(read_series(tmp_path))
     assert data["labels"] == {"delta-blocks-2": "delta:blocks=2"}
     assert data["baseline"] == "delta-blocks-2"
     assert data["curves"]["delta-blocks-2"]["loss"]["mean"] == [4.0, 3.0, 2.0]
@@ -251,7 +252,7 @@ def test_collect_reads_what_training_writes(tmp_path):
         model(torch.arange(12).view(1, -1)).sum().backward()
     means = {name: weights.detach().mean((0, 2, 3, 4)).tolist() for name, weights in record.weights().items()}
     write(tmp_path / "routing.json", record.summary() | {"mean_weights": means})
-    data = figures.collect(tmp_path)
+    data = figures.collect(read_series(tmp_path))
     curve, routing, depth = (data[section]["delta"] for section in ("curves", "routing", "depth"))
     assert curve["loss"]["mean"][-1] == figures.rounded(result.loss)
     assert curve["bits_per_byte"]["mean"][-1] == figures.rounded(result.bits_per_byte)
@@ -314,7 +315,7 @@ def _bad_json(out: Path) -> None:
 def test_collect_refuses_by_name(tmp_path, make, says):
     make(tmp_path)
     with pytest.raises(ValueError, match=says) as caught:
-        figures.collect(tmp_path)
+        figures.collect(read_series(tmp_path))
     assert "\n" not in str(caught.value)
 
 

@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 
 from residua.lab import figures, plots
+from residua.lab.compare import read_series
 from residua.lab.plots import heat, lines
 from tests.figures.synthetic import write_comparison
 
@@ -30,7 +31,7 @@ EVERY = {
 def data(tmp_path_factory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("comparison")
     write_comparison(out)
-    return figures.collect(out)
+    return figures.collect(read_series(out))
 
 
 @pytest.fixture(scope="module")

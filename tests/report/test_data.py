@@ -3,12 +3,16 @@
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from residua.lab import figures
+from residua.lab.compare import read_series
+from residua.lab.compare.results import collect
 from residua.lab.compare.table import columns
 from residua.lab.report import explorer as explorers
 from residua.lab.report import gather, inspection, render
@@ -18,13 +22,13 @@ from residua.lab.report.page import grid, unpacked
 from residua.lab.report.runs import train_command
 from residua.lab.train import TrainConfig, load_model
 from tests.figures.synthetic import write_comparison
-from tests.report.comparison import DESIGNS, inspected, large_inspection, train_run
+from tests.report.comparison import DESIGNS, inspected, large_inspection, make_comparison, train_run
 
 pytestmark = pytest.mark.slow  # models are trained
 
 
 def test_data_are_those_of_the_figures(compared, data):
-    drawn = figures.collect(compared)
+    drawn = figures.collect(read_series(compared))
     assert [each["label"] for each in data["series"]] == list(drawn["labels"].values()) == list(DESIGNS)
     for place, slug in enumerate(drawn["labels"]):
         assert data["curves"][place] == drawn["curves"][slug]
@@ -279,3 +283,24 @@ def test_inspection_takes_what_inspect_gives(compared, tmp_path):
     expected = [row for name in route["sites"] for row in torch.tensor(given["weights"][name]).mean((0, 3)).tolist()]
     assert unpacked(route, 0) == [pytest.approx(row, abs=route["step"]) for row in expected]
     assert f"{given['loss']:.4f} nats" in write_inspection(given, tmp_path / "page.html").read_text()
+
+
+def test_results_figures_and_page_open_each_file_of_a_run_once(tmp_path, monkeypatch):
+    """The metrics, the result, the configuration: whoever needs them takes them from what was read."""
+    plan, opened = make_comparison(tmp_path, designs=("standard", "attnres"), seeds=2), Counter()
+    real = Path.open
+
+    def counted(path, *given, **named):
+        opened[path] += 1
+        return real(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", counted)  # read_bytes and read_text go through it
+    results = collect(plan, tmp_path)
+    figures.collect(results.series)
+    gather(tmp_path, read=results.series, checkpoints=False)
+    for run in plan.runs({}):
+        for name in ("metrics.jsonl", "result.json", "routing.json", "config.json", "manifest.json"):
+            assert opened[tmp_path / run.folder / name] == 1, name
+    opened.clear()
+    gather(tmp_path, checkpoints=False)
+    assert {opened[tmp_path / run.folder / "metrics.jsonl"] for run in plan.runs({})} == {1}

@@ -3,6 +3,7 @@
 import pytest
 
 from residua.lab import figures
+from residua.lab.compare import read_series
 from residua.lab.train import TrainConfig
 from tests.figures.synthetic import STANDARD, routing_record, write, write_comparison, write_run
 
@@ -24,7 +25,7 @@ def test_similarity_is_the_mean_over_pairs_and_seeds(tmp_path):
             site["routing"] |= {"cosine": [[1.0, 0.2 + 0.4 * seed], [0.2 + 0.4 * seed, 1.0]], "effective_rank": 1.5}
 
     seeded(tmp_path, compare)
-    found = figures.collect(tmp_path)["sources"]
+    found = figures.collect(read_series(tmp_path))["sources"]
     assert found == {
         "attnres": {
             "sites": ["l0_attn", "l0_mlp", "l1_attn", "l1_mlp", "head"],
@@ -45,7 +46,7 @@ def test_beta_is_shares_and_counts_of_the_gated_sites(tmp_path):
             }  # fmt: skip
 
     seeded(tmp_path, gate)
-    assert figures.collect(tmp_path)["beta"] == {
+    assert figures.collect(read_series(tmp_path))["beta"] == {
         "attnres": {
             "sites": ["l0_mlp", "l1_mlp"],
             "regimes": {"identity": [0.25, 0.25], "projection": [0.75, 0.75]},
@@ -68,7 +69,7 @@ def test_runs_of_one_configuration_are_one_series(tmp_path, changes, labels, see
         folder = tmp_path / f"r{place}"
         write(folder / "config.json", TrainConfig(**({"design": "delta", "depth": 2} | change)).to_json())
         write_run(folder, STANDARD[place])
-    found = figures.collect(*(tmp_path / f"r{place}" for place in range(len(changes))))
+    found = figures.collect(read_series(*(tmp_path / f"r{place}" for place in range(len(changes)))))
     assert list(found["labels"].values()) == labels
     assert found["seeds"] == seeds
     assert found["baseline"] == next(iter(seeds))

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from residua.lab import figures
+from residua.lab.compare import read_series
 from residua.lab.report.standalone import pictures
 from tests.figures.synthetic import write_comparison
 
@@ -20,7 +21,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture
 def drawn(tmp_path):
     write_comparison(tmp_path)
-    return figures.collect(tmp_path)
+    return figures.collect(read_series(tmp_path))
 
 
 def test_pictures_are_well_formed_and_the_same_every_time(drawn):

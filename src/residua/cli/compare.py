@@ -66,7 +66,7 @@ def command(
     if report:
         from residua.lab.report import write
 
-        page = write(out)
+        page = write(out, read=results.series)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return

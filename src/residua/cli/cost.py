@@ -209,16 +209,6 @@ def _error(guess: float | None, found: float | None) -> str:
 
 
 def _table(titles: list[str], lines: list[list[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from residua.lab.common.tables import print_table
 
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 240
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for place, title in enumerate(titles):
-        table.add_column(title, justify="right" if place else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
+    print_table(titles, lines, width=240)

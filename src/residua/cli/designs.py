@@ -84,19 +84,10 @@ def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) 
         lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
         typer.echo("\n".join([*lines, "", *(f"- {note}" for note in notes)]))
         return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from residua.lab.common.tables import print_table, terminal
 
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in MAP.values():
-        table.add_column(title, overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    console.print(table)
+    titles, console = list(MAP.values()), terminal(200)
+    print_table(titles, [list(row.values()) for row in rows], left=titles, width=200)
     console.print("read_l = sum over j in the window of a_lj u_j. Found by probing each design, not declared.")
     console.print("\n".join(notes))
 
@@ -178,22 +169,13 @@ def _markdown(rows: list[dict[str, Any]], plan: Plan) -> str:
 
 
 def _table(rows: list[dict[str, Any]], plan: Plan) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from residua.lab.common.tables import print_table, terminal
 
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    columns = _columns(plan)
+    console, columns = terminal(200), _columns(plan)
     if console.width < 140:  # seven columns do not fit; --json has them all
         del columns["mixes"], columns["paper"]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in columns:
-        table.add_column(title, justify="right" if title in ("state/token", "params") else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(show(row) for show in columns.values()))
-    console.print(table)
+    left = [title for title in columns if title not in ("state/token", "params")]
+    print_table(list(columns), [[show(row) for show in columns.values()] for row in rows], left=left, width=200)
     console.print(
         f"Counted for {plan.depth} blocks of width d = {plan.width}. state/token: the most that crosses a cut between "
         "sublayers, in widths; params: added by the design; starts: what it is untrained. "

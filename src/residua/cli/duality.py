@@ -79,24 +79,15 @@ def _teller() -> Any:
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
+    from residua.lab.common.tables import print_table, terminal
     from residua.lab.duality.report import TITLES, cells, summary
 
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 160
+    console = terminal(160)
     trained = [model["name"] for model in report["models"] if model["trained"]]
     console.print(f"Drawn stacks: {len(report['models']) - len(trained)}. Models: {'; '.join(trained) or 'none'}.")
     console.print("The equality needs: " + "; ".join(report["conditions"]) + ".\n")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in TITLES:
-        table.add_column(title, justify="right" if title in ("error", "must be", "cases") else "left", overflow="fold")
-    for row in summary(report):
-        table.add_row(*cells(row))
-    console.print(table)
+    left = [title for title in TITLES if title not in ("error", "must be", "cases")]
+    print_table(TITLES, [cells(row) for row in summary(report)], left=left, width=160)
     console.print(
         "error: RMS error over RMS reference, the largest (or smallest, where it must differ) of all models, windows "
         "and gradients. --json has every one of them.\n\nWhat would settle it"

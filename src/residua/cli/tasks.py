@@ -114,31 +114,22 @@ def _ended(event: dict[str, Any]) -> str:
 
 
 def _show(results: dict[str, Any]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from residua.lab.common.tables import MDE, difference, print_table, spread
 
-    from residua.lab.compare.table import difference, spread
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     several = len({row["layout"] for row in results["rows"]}) > 1
-    for title in ("design", "lr", "accuracy", "steps to 95 %", "vs baseline", "routing"):
-        table.add_column(title, justify="left" if title == "design" else "right")
+    rows = []
     for row in results["rows"]:
         mean, solved = spread(row["accuracy"], 3), row["steps_to_solve"]
         reached = f"{solved:.0f}" if solved else f"{row['solved']} of {len(results['seeds'])} seeds"
         name = f"{row['design']} in {row['layout']}" if several else row["design"]
-        table.add_row(name, f"{row['lr']:g}", mean, reached, difference(row, 3, "no difference"), _routing(row["runs"]))
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    console.print(table)
-    console.print(
+        gap = difference(row, 3, "no difference")
+        rows.append((name, f"{row['lr']:g}", mean, reached, gap, _routing(row["runs"])))
+    legend = (
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
-        "vs baseline: paired over seeds, 95 % interval."
+        f"vs baseline: paired over seeds, 95 % interval; {MDE}."
     )
-    for note in results["notes"]:
-        console.print(f"! {note}")
+    titles = ("design", "lr", "accuracy", "steps to 95 %", "vs baseline", "routing")
+    print_table(titles, rows, [legend], results["notes"], width=160)
 
 
 def _routing(runs: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""collect(out): the data of every plot, from the run directories of a comparison, of one run, or of several.
+"""collect(series): the data of every plot, from the runs of a comparison, from one run, or from several.
 
 Plain dicts, lists and numbers that go through JSON unchanged; the plots and the report are drawn from these and from
 nothing else. Series are keyed by their folder name (slug) in the order of the plan. Over the seeds of a series stand
@@ -18,62 +18,24 @@ about seeds that were not run. Numbers are rounded to six digits; None stands fo
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from residua.lab.common.files import read_json
-from residua.lab.compare.execute import PLAN
-from residua.lab.compare.outcome import RESULT, ROUTING, divergence, is_done
-from residua.lab.compare.plan import ComparePlan
 from residua.lab.diagnose.record import in_deep_third
-from residua.lab.train import TrainConfig, read_metrics
+from residua.lab.runs import Record, Series, mean_if_all, rounded
 from residua.plan import Plan
 
 BAND = "lowest to highest seed"
-DIGITS = 6
 
 OF_A_READ = ("max_weight", "normalised_entropy", "effective_sources")
 """What a site with a single source has none of: it has no choice."""
 OF_A_SITE = ("stream_rms", "output_rms", "gradient_norm")
 
-Record = Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Seed:
-    """What one finished run left behind."""
-
-    number: int
-    folder: Path
-    result: Record
-    validations: Sequence[Record]
-    routing: Record | None
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """The finished seeds of one variant."""
-
-    label: str
-    slug: str
-    baseline: str
-    """The slug of what it is compared with."""
-    planned: int
-    seeds: Sequence[Seed]
-
-
-def collect(*outs: Path | str) -> dict[str, Any]:
-    """The data of every plot of a directory that `residua compare` or `residua train` wrote, or of several of train."""
-    return assemble(read(*outs))
-
-
-def assemble(planned: Sequence[Series]) -> dict[str, Any]:
-    """The data of every plot, of series that `read` found."""
+def collect(planned: Sequence[Series]) -> dict[str, Any]:
+    """The data of every plot of what `residua.lab.compare.read_series` read."""
     series = {each.slug: each for each in planned if each.seeds}
     baseline = planned[0].baseline
     return {
@@ -96,79 +58,6 @@ def of_records(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
         name: {slug: found for slug, each in series.items() if (found := part(each)) is not None}
         for name, part in parts.items()
     }
-
-
-def read(*outs: Path | str) -> list[Series]:
-    """The series of a comparison, or of one or several runs; at least one has a finished seed."""
-    folders = [Path(out) for out in outs]
-    if len(folders) == 1 and (folders[0] / PLAN).exists():
-        planned = _comparison(folders[0])
-    else:
-        planned = _alone(folders)
-    if not any(each.seeds for each in planned):
-        named = ", ".join(map(str, folders))
-        raise ValueError(f"{named} holds no finished run; run the same command again to finish it")
-    return planned
-
-
-def _comparison(out: Path) -> list[Series]:
-    plan = ComparePlan.from_json(read_json(out / PLAN))
-    folders: dict[str, list[tuple[Path, int]]] = {}
-    for run in plan.runs({}):  # the rates decide nothing about where a run lies
-        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
-    broken = {slug for slug, found in folders.items() if any(divergence(folder) for folder, _ in found)}
-    return [
-        Series(
-            variant.label,
-            variant.slug,
-            plan.baseline_of(variant).slug,
-            len(folders[variant.slug]),
-            # as in the table: the seeds that a diverging design survives would flatter it
-            []
-            if variant.slug in broken
-            else [_read(folder, seed) for folder, seed in folders[variant.slug] if is_done(folder)],
-        )
-        for variant in plan.variants()
-    ]
-
-
-def _alone(folders: Sequence[Path]) -> list[Series]:
-    """Runs that no plan ties together: those whose configs differ by the seed alone are one series."""
-    groups: dict[str, list[tuple[Path, TrainConfig]]] = {}
-    for folder in folders:
-        if (folder / PLAN).exists():
-            raise ValueError(f"{folder} is a comparison; give it alone, or give directories of runs")
-        if not (folder / "config.json").exists():
-            raise ValueError(
-                f"{folder} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
-            )
-        config = TrainConfig.from_json(read_json(folder / "config.json"))
-        groups.setdefault(replace(config, seed=0).digest, []).append((folder, config))
-    designs = [members[0][1].design for members in groups.values()]
-    labels = [
-        config.design if designs.count(config.design) == 1 else f"{config.design} | {folder.name}"
-        for (folder, config), *_ in groups.values()
-    ]
-    slugs = [slug_of(label) for label in labels]
-    slugs = [slug if slugs.count(slug) == 1 else f"{slug}-{place}" for place, slug in enumerate(slugs)]
-    return [
-        Series(
-            label,
-            slug,
-            slugs[0],
-            len(members),
-            [_read(folder, config.seed) for folder, config in members if (folder / RESULT).exists()],
-        )
-        for label, slug, members in zip(labels, slugs, groups.values(), strict=True)
-    ]
-
-
-def _read(folder: Path, seed: int) -> Seed:
-    validations = [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "valid"]
-    if not validations:
-        raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
-    routing = read_json(folder / ROUTING) if (folder / ROUTING).exists() else None
-    return Seed(seed, folder, read_json(folder / RESULT), validations, routing)
 
 
 def _notes(planned: Sequence[Series]) -> list[str]:
@@ -289,25 +178,13 @@ def _beta(series: Series) -> dict[str, Any] | None:
 
 
 def _quality(series: Series, baseline: Series | None) -> dict[str, Any]:
-    def over(read: Callable[[Series], float | None]) -> float | None:
-        own, base = read(series), None if baseline is None else read(baseline)
-        return None if own is None or not base else rounded(own / base)
-
-    speed = _speed(series)
     return {
         "baseline": None if baseline is None else baseline.slug,
         "parameters": series.seeds[0].result["parameters"],
-        "bits_per_byte": _band([seed.result["bits_per_byte"] for seed in series.seeds]),
-        "tokens_per_cpu_second": None if speed is None else rounded(speed),
-        "speed": over(_speed),
-        "memory": over(lambda each: fmean(seed.result["time"]["peak_memory"] for seed in each.seeds)),
+        "bits_per_byte": _band([run.result["bits_per_byte"] for run in series.seeds]),
+        "tokens_per_cpu_second": _short(series.speed),
+        **{key: _short(value) for key, value in series.over(baseline).items()},
     }
-
-
-def _speed(series: Series) -> float | None:
-    """Tokens per processor second, the mean over seeds, as in the table; None where a clock did not move."""
-    spent = [(seed.result["tokens"], seed.result["time"]["cpu_seconds"]) for seed in series.seeds]
-    return fmean(tokens / seconds for tokens, seconds in spent) if all(seconds for _, seconds in spent) else None
 
 
 _STRANGER = "they are not of one plan: delete the odd one and run the comparison again"
@@ -327,11 +204,6 @@ def _records(series: Series) -> list[Record] | None:
 
 def _of_a_read(site: Record, key: str) -> float | None:
     return site["routing"].get(key) if "routing" in site and len(site["sources"]) > 1 else None
-
-
-def slug_of(label: str) -> str:
-    """A label as a key, and as the name of a file."""
-    return re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-") or "run"
 
 
 def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> list[str]:
@@ -359,11 +231,11 @@ def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> 
 
 def _means(seeds: Iterable[Sequence[float | None]]) -> list[float | None]:
     """The mean over seeds of each entry; None where a seed has none, or none that is finite."""
-    found: list[float | None] = []
-    for each in zip(*seeds, strict=True):
-        known = [value for value in each if value is not None and math.isfinite(value)]
-        found.append(rounded(fmean(known)) if len(known) == len(each) else None)
-    return found
+    return [_short(mean_if_all(each)) for each in zip(*seeds, strict=True)]
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else rounded(value)
 
 
 def _band(values: Sequence[float]) -> dict[str, float]:
@@ -373,8 +245,3 @@ def _band(values: Sequence[float]) -> dict[str, float]:
 def _bands(points: Sequence[Sequence[float]]) -> dict[str, list[float]]:
     found = [_band(point) for point in points]
     return {key: [band[key] for band in found] for key in ("mean", "low", "high")}
-
-
-def rounded(value: float) -> float:
-    """To six significant digits: more than any seed repeats, and short in a file."""
-    return float(f"{value:.{DIGITS}g}")

@@ -20,9 +20,8 @@ from typing import Any
 
 from residua.lab.common.files import read_json, write_json
 from residua.lab.compare.outcome import RESULT, divergence, is_done
-from residua.lab.compare.plan import ComparePlan, Run
+from residua.lab.compare.plan import PLAN, ComparePlan, Run
 
-PLAN = "plan.json"
 Listener = Callable[[Mapping[str, Any]], None]
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from residua.lab.common.files import read_json, write_json
+from residua.lab.runs import ROUTING
 from residua.lab.train import Diverged
 
-RESULT, ROUTING, DIVERGED = "result.json", "routing.json", "diverged.json"
+RESULT, DIVERGED = "result.json", "diverged.json"
 
 
 def is_done(folder: Path) -> bool:

@@ -37,6 +37,8 @@ from residua.spec import parse
 
 Match = Literal["none", "params", "flops"]
 
+PLAN = "plan.json"
+"""The plan, in the directory of its comparison."""
 OWN = ("design", "layout", "width", "depth", "heads", "kv_heads", "seed", "threads")
 """Fields of a run that the plan sets itself: they do not belong in `[train]`."""
 
@@ -76,7 +78,7 @@ class Variant:
     @property
     def slug(self) -> str:
         """Its name as a folder."""
-        return re.sub(r"[^A-Za-z0-9_.]+", "-", self.label).strip("-")
+        return slug_of(self.label)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,11 @@ class ComparePlan:
                 raise ValueError(f"[train] sets {key} and [tune] searches it; give one of them")
             if key == "mlp_width" and self.match != "none":
                 raise ValueError(f"match={self.match} chooses mlp_width; drop one of them")
+
+
+def slug_of(label: str) -> str:
+    """A label as a key, and as the name of a folder or a file."""
+    return re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-") or "run"
 
 
 def read_plan(path: Path) -> ComparePlan:

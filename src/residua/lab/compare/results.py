@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from residua.lab.common.files import read_json
 from residua.lab.common.stats import Difference, Spread, paired, spread
-from residua.lab.compare.outcome import RESULT, ROUTING, divergence, final_loss
-from residua.lab.compare.plan import ComparePlan, Run, Variant
-from residua.lab.train import read_metrics
+from residua.lab.compare.outcome import divergence, final_loss
+from residua.lab.compare.plan import ComparePlan, Run
+from residua.lab.compare.series import of_comparison
+from residua.lab.compare.table import to_html
+from residua.lab.runs import FinishedRun, Series
 
 FORMAT = 1
 Broken = Mapping[str, Any]
 """A run that diverged: its folder, row and rate, and the step, site and message of the break."""
-ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
+
+
+class Results(dict[str, Any]):
+    """The answer of a comparison: plain values, as results.json holds them. A notebook shows its table."""
+
+    series: Sequence[Series] = ()
+    """The runs that it was made from."""
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +55,9 @@ class Row:
     difference: Difference | None
     """Of the validation loss from the baseline's; None for the baseline itself."""
     loss_at_equal_time: Spread
-    speed: float
-    """Tokens per processor second, over the baseline's."""
-    memory: float
+    speed: float | None
+    """Tokens per processor second, over the baseline's; None where a clock did not move."""
+    memory: float | None
     """Peak memory over the baseline's."""
     routing: Mapping[str, float | None]
     """Means over seeds and sites; `deep_` those of the last third of the network."""
@@ -89,36 +99,51 @@ def reported(plan: ComparePlan, out: Path) -> list[Run]:
     return [run for run in plan.runs(rates) if run.variant.label in rates or not plan.tune.lr]
 
 
-def collect(plan: ComparePlan, out: Path, *, force: bool = False, command: str = "") -> dict[str, Any]:
-    """Everything the tables, files and figures are made from. Every run must be there and of one corpus.
+def collect(
+    plan: ComparePlan, out: Path, read: Sequence[Series] | None = None, *, force: bool = False, command: str = ""
+) -> Results:
+    """Everything the tables and files are made from. Every run must be there and of one corpus.
+
+    read:  the runs in `out`, where somebody has read them already.
+    force: put runs of different corpora in one table.
 
     A row of which a reported run diverged is left out whole, and a note says so: the mean of the seeds that it
     survived would flatter it.
     """
     begun = reported(plan, out)
     untuned, failed = _broken(out, plan.tuning()), _broken(out, begun)
-    runs = [run for run in begun if all(run.variant.label != one["label"] for one in failed)]
-    results = {run.folder: read_json(out / run.folder / RESULT) for run in runs}
-    fingerprints = {result["fingerprint"] for result in results.values()}
+    rows_begun = {run.variant.label: run for run in reversed(begun)}  # the first run of each
+    read = of_comparison(plan, out) if read is None else read
+    series = [each for each in read if each.label in rows_begun and each.label not in {one["label"] for one in failed}]
+    for each in series:
+        if len(each.seeds) < each.planned:
+            raise ValueError(f"{each.label} has {len(each.seeds)} of {each.planned} seeds; finish the comparison first")
+    fingerprints = {run.result["fingerprint"] for each in series for run in each.seeds}
     if len(fingerprints) > 1 and not force:
         raise ValueError(
             f"these runs saw {len(fingerprints)} corpora or tokenizers ({', '.join(sorted(fingerprints))}) and do not "
             "compare; run them again on one, or force it"
         )
-    _check_batches(out, runs)
-    rows = _rows(plan, out, runs, results)
-    return {
-        "format": FORMAT,
-        "plan": plan.to_json(),
-        "digest": plan.digest,
-        "fingerprints": sorted(fingerprints),
-        "command": command,
-        "machine": _machine(),
-        "rows": [row.to_json() for row in rows],
-        "runs": [{"folder": run.folder, "label": run.variant.label, **results[run.folder]} for run in runs],
-        "diverged": [*untuned, *failed],
-        "notes": [*notes(plan, rows, len(fingerprints)), *_breaks(plan, rows, untuned, failed)],
-    }
+    _check_batches(series)
+    rows = _rows(plan, series, rows_begun)
+    results = Results(
+        format=FORMAT,
+        plan=plan.to_json(),
+        digest=plan.digest,
+        fingerprints=sorted(fingerprints),
+        command=command,
+        machine=_machine(),
+        rows=[row.to_json() for row in rows],
+        runs=[
+            {"folder": run.folder.relative_to(out).as_posix(), "label": each.label, **run.result}
+            for each in series
+            for run in each.seeds
+        ],
+        diverged=[*untuned, *failed],
+        notes=[*notes(plan, rows, len(fingerprints)), *_breaks(plan, rows, untuned, failed)],
+    )
+    results.series = read
+    return results
 
 
 def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
@@ -130,88 +155,51 @@ def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
     ]
 
 
-def _check_batches(out: Path, runs: Sequence[Run]) -> None:
+def _check_batches(series: Iterable[Series]) -> None:
     """Refuse runs of one seed that did not see the same batches in the same order: each update logged what it saw."""
-    seen: dict[int, tuple[str, list[Any]]] = {}
-    for run in runs:
-        lines = read_metrics(out / run.folder / "metrics.jsonl")
-        batches = [line["batch"] for line in lines if line["kind"] == "train"]
-        folder, first = seen.setdefault(run.config.seed, (run.folder, batches))
-        if batches != first:
-            raise ValueError(f"{run.folder} and {folder} have one seed but saw different batches; run both again")
+    first: dict[int, FinishedRun] = {}
+    for run in (run for each in series for run in each.seeds):
+        other = first.setdefault(run.seed, run)
+        if run.batches != other.batches:
+            raise ValueError(f"{run.folder} and {other.folder} have one seed but saw different batches; run both again")
 
 
-def _rows(
-    plan: ComparePlan,
-    out: Path,
-    runs: Sequence[Run],
-    results: Mapping[str, Mapping[str, Any]],
-) -> list[Row]:
-    by_row: dict[str, list[Run]] = {}
-    for run in runs:
-        by_row.setdefault(run.variant.label, []).append(run)
+def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run]) -> list[Row]:
+    by_slug = {each.slug: each for each in series}
+    budget = min(fmean(run.seconds for run in each.seeds) for each in series)
 
-    def every(variant: Variant, *keys: str) -> list[float]:
-        found = []
-        for run in by_row[variant.label]:
-            value: Any = results[run.folder]
-            for key in keys:
-                value = value[key]
-            found.append(value)
-        return found
+    def every(each: Series, key: str) -> list[float]:
+        return [run.result[key] for run in each.seeds]
 
-    def speed(variant: Variant) -> float:
-        tokens, seconds = every(variant, "tokens"), every(variant, "time", "cpu_seconds")
-        return fmean(seen / spent for seen, spent in zip(tokens, seconds, strict=True))
-
-    variants = [variant for variant in plan.variants() if variant.label in by_row]
-    budget = min(fmean(every(variant, "time", "cpu_seconds")) for variant in variants)
     rows = []
-    for variant in variants:
-        first, base = by_row[variant.label][0], plan.baseline_of(variant)
-        own, grid = base == variant, plan.rates(variant)
-        losses = every(variant, "loss")
-        chosen = {"lr": first.config.lr, "residual_lr": first.config.residual_rate}
+    for each in series:
+        first, base = begun[each.label], by_slug[each.baseline]
+        variant, config, result = first.variant, first.config, each.seeds[0].result
+        grid = plan.rates(variant)
+        chosen = {"lr": config.lr, "residual_lr": config.residual_rate}
         rows.append(
             Row(
-                label=variant.label,
-                design=first.config.design,
+                label=each.label,
+                design=config.design,
                 layout=variant.layout,
                 size=str(variant.size),
-                baseline=own,
-                parameters=results[first.folder]["parameters"],
-                stream_parameters=results[first.folder]["stream_parameters"],
-                mlp_width=first.config.model(256).hidden,
+                baseline=each is base,
+                parameters=result["parameters"],
+                stream_parameters=result["stream_parameters"],
+                mlp_width=config.model(256).hidden,
                 rates=chosen,
                 trials=len(grid) * len(plan.tune.seeds),
                 edge=any(_at_edge(plan, key, chosen[key]) for rates in grid[:1] for key in rates),
-                loss=spread(losses),
-                perplexity=spread(every(variant, "perplexity")),
-                bits_per_byte=spread(every(variant, "bits_per_byte")),
-                difference=None if own else paired(losses, every(base, "loss")),
-                loss_at_equal_time=spread(
-                    [loss_at(out / run.folder / "metrics.jsonl", budget) for run in by_row[variant.label]]
-                ),
-                speed=speed(variant) / speed(base),
-                memory=fmean(every(variant, "time", "peak_memory")) / fmean(every(base, "time", "peak_memory")),
-                routing=_routing([read_json(out / run.folder / ROUTING) for run in by_row[variant.label]]),
+                loss=spread(every(each, "loss")),
+                perplexity=spread(every(each, "perplexity")),
+                bits_per_byte=spread(every(each, "bits_per_byte")),
+                difference=None if each is base else paired(every(each, "loss"), every(base, "loss")),
+                loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]),
+                **each.over(base),
+                routing=each.routing_means(),
             )
         )
     return rows
-
-
-def loss_at(metrics: Path, seconds: float) -> float:
-    """The validation loss when a run had used so many processor seconds, on a line between validations."""
-    points = [(line["time"]["cpu_seconds"], line["loss"]) for line in read_metrics(metrics) if line["kind"] == "valid"]
-    if not points:
-        raise ValueError(f"{metrics} holds no validation")
-    before = points[0]
-    for point in points:
-        if point[0] >= seconds:
-            share = 0.0 if point[0] == before[0] else (seconds - before[0]) / (point[0] - before[0])
-            return before[1] + max(0.0, share) * (point[1] - before[1])
-        before = point
-    return points[-1][1]
 
 
 def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
@@ -257,16 +245,6 @@ def _breaks(plan: ComparePlan, rows: Sequence[Row], untuned: Sequence[Broken], f
 def _at_edge(plan: ComparePlan, key: str, rate: float) -> bool:
     grid = getattr(plan.tune, key)
     return len(grid) > 1 and rate in (min(grid), max(grid))
-
-
-def _routing(records: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
-    for prefix, part in (("", "network"), ("deep_", "deep_third")):
-        for key in ROUTED:
-            values = [record[part][key] for record in records]
-            known = [value for value in values if value is not None and math.isfinite(value)]
-            found[prefix + key] = fmean(known) if len(known) == len(values) and known else None
-    return found
 
 
 def _machine() -> dict[str, str]:

@@ -9,7 +9,8 @@ from typing import Any
 from residua.lab.common.files import write_json, write_text
 from residua.lab.compare.execute import claim, execute
 from residua.lab.compare.plan import ComparePlan
-from residua.lab.compare.results import collect, reported
+from residua.lab.compare.results import Results, collect, reported
+from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_csv, to_markdown
 
 Listener = Callable[[Mapping[str, Any]], None]
@@ -24,7 +25,7 @@ def compare(
     draw: bool = True,
     command: str = "",
     on_event: Listener | None = None,
-) -> dict[str, Any]:
+) -> Results:
     """Run a plan in directory `out`; the results, also written there as JSON, CSV, Markdown and figures.
 
     jobs:  processes at a time; the threads of each are the plan's.
@@ -44,14 +45,15 @@ def compare(
         if runs := find():
             listen({"kind": "title", "text": title})
             execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
-    results = collect(plan, out, force=force, command=command)
+    series = of_comparison(plan, out)
+    results = collect(plan, out, series, force=force, command=command)
     write_json(out / "results.json", results)
     write_text(out / "results.csv", to_csv(results))
     write_text(out / "results.md", to_markdown(results))
     if draw:
         from residua.lab import figures, plots
 
-        data = figures.collect(out)
+        data = figures.collect(series)
         write_json(out / "figures.json", data)
         plots.draw(data, out / "figures")
     return results

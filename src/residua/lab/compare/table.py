@@ -1,4 +1,4 @@
-"""The comparison as a terminal table, Markdown and CSV, all from the same cells."""
+"""The comparison as a terminal table, HTML, Markdown and CSV, all from the same cells."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import csv
 import io
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from residua.lab.common.tables import MDE, difference, html_table, print_table, spread, terminal, times
 
 Row = Mapping[str, Any]
 
@@ -21,9 +23,9 @@ def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
         "bits/byte": lambda row: spread(row["bits_per_byte"], 4),
         "vs baseline": difference,
         "equal time": lambda row: f"{row['loss_at_equal_time']['mean']:.4f}",
-        "lr": lambda row: _rates(row),
-        "speed": lambda row: f"{row['speed']:.2f}x",
-        "memory": lambda row: f"{row['memory']:.2f}x",
+        "lr": _rates,
+        "speed": lambda row: times(row["speed"]),
+        "memory": lambda row: times(row["memory"]),
     }
     if any(row["routing"]["max_weight"] is not None for row in rows):
         found |= {
@@ -35,32 +37,13 @@ def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
     return found
 
 
-def difference(row: Row, digits: int = 4, unclear: str = "n.s.") -> str:
-    """`-0.041 [-0.06, -0.02]`, `+0.01 n.s.` with what could have been seen, or the bare mean below three seeds."""
-    gap = row["difference"]
-    if gap is None:
-        return "baseline"
-    mean = f"{gap['mean']:+.{digits}f}"
-    if gap["low"] is None:
-        return f"{mean} (no interval)"
-    if gap["significant"]:
-        return f"{mean} [{gap['low']:+.{digits}f}, {gap['high']:+.{digits}f}]"
-    return f"{mean} {unclear} (sees {gap['detectable']:.{digits}f})"
-
-
-def spread(value: Mapping[str, Any], digits: int) -> str:
-    """`1.2345 +- 0.0012`, or the bare mean of one seed."""
-    mean = f"{value['mean']:.{digits}f}"
-    return mean if value["deviation"] is None else f"{mean} +- {value['deviation']:.{digits}f}"
-
-
 def legend(results: Mapping[str, Any]) -> str:
     """What the columns mean, in as few lines as will do."""
     match = results["plan"]["match"]
     lines = [
         f"val loss: nats per token, mean +- standard deviation over {len(results['plan']['seeds'])} seeds. "
         "vs baseline: mean paired difference with its 95 % t interval;",
-        "n.s.: the interval holds zero; sees: the smallest difference that these seeds would have found 4 times of 5.",
+        f"n.s.: not significant, the interval contains zero; {MDE} by these seeds.",
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
         "peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
@@ -92,28 +75,21 @@ def to_csv(results: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
-def show(results: Mapping[str, Any]) -> None:
-    """Print the table to the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 220
+def to_html(results: Mapping[str, Any]) -> str:
+    """The table for a notebook, with its legend and notes."""
     cells = columns(results)
-    if console.width < 150:
+    rows = [[cell(row) for cell in cells.values()] for row in results["rows"]]
+    return html_table(list(cells), rows, [legend(results).replace("\n", " "), *results["notes"]])
+
+
+def show(results: Mapping[str, Any]) -> None:
+    """Print the table to the terminal; a narrow one leaves some columns out."""
+    cells = columns(results)
+    if terminal().width < 150:
         for title in ("perplexity", "equal time", "eff n", "collapsed"):
             cells.pop(title, None)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in cells:
-        table.add_column(title, justify="left" if title == "design" else "right", overflow="fold")
-    for row in results["rows"]:
-        table.add_row(*(cell(row) for cell in cells.values()))
-    console.print(table)
-    console.print(legend(results), style="dim")
-    for note in results["notes"]:
-        console.print(f"! {note}")
+    rows = [[cell(row) for cell in cells.values()] for row in results["rows"]]
+    print_table(list(cells), rows, legend(results).split("\n"), results["notes"])
 
 
 def _rates(row: Row) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from residua.lab.common.files import read_json, write_json
-from residua.lab.compare.outcome import ROUTING, write_divergence
+from residua.lab.compare.outcome import write_divergence
+from residua.lab.runs import ROUTING
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
 
 LOOKED_AT = 8

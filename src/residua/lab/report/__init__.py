@@ -7,7 +7,7 @@ write_inspection(data, path)           of one model and prompt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from residua.lab.report.data import PROMPT as PROMPT
 from residua.lab.report.data import gather as gather
 from residua.lab.report.inspection import inspection as inspection
 from residua.lab.report.page import render as render
+from residua.lab.runs import Series
 
 NAME = "report.html"
 
@@ -23,15 +24,17 @@ NAME = "report.html"
 def write(
     *runs: Path | str,
     out: Path | str | None = None,
+    read: Sequence[Series] | None = None,
     prompt: str = PROMPT,
     checkpoints: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Path:
     """Write the page of a comparison or of runs; where it is: `report.html` in the first directory by default.
 
+    `read` is what lies there, where somebody has read it already: `residua.lab.compare` leaves it in its results.
     Equal input gives equal bytes. Nothing is written if anything is wrong.
     """
-    text = render(gather(*runs, prompt=prompt, checkpoints=checkpoints, progress=progress))
+    text = render(gather(*runs, read=read, prompt=prompt, checkpoints=checkpoints, progress=progress))
     path = Path(runs[0]) / NAME if out is None else Path(out)
     write_text(path, text)
     return path

@@ -7,13 +7,10 @@ and bytes moved an upper bound, since caches save some of them: the measured spe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
-from residua.lab.common.files import read_json
 from residua.lab.cost import predict
-from residua.lab.figures import Record, Series, rounded
-from residua.lab.train import TrainConfig
+from residua.lab.runs import Record, Series, rounded
 
 
 def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]:
@@ -31,10 +28,10 @@ def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]
 
 
 def _cost(series: Series, quality: Record) -> dict[str, Any] | None:
-    folder = series.seeds[0].folder
-    if not (folder / "config.json").is_file() or not (folder / "manifest.json").is_file():
+    first = series.seeds[0]
+    if first.settings is None or first.manifest is None:
         return None
-    config, manifest = TrainConfig.from_json(read_json(folder / "config.json")), read_json(folder / "manifest.json")
+    config, manifest = first.config, first.manifest
     vocab = manifest["data"].get("tokenizer", {}).get("vocab")
     if vocab is None:
         return None
@@ -60,5 +57,5 @@ def _cost(series: Series, quality: Record) -> dict[str, Any] | None:
         "speed": quality["speed"],
         "memory": quality["memory"],
         "tokens_per_cpu_second": quality["tokens_per_cpu_second"],
-        "peak_memory": round(fmean(seed.result["time"]["peak_memory"] for seed in series.seeds)),
+        "peak_memory": round(series.memory),
     }

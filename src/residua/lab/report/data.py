@@ -15,9 +15,8 @@ from statistics import fmean
 from typing import Any
 
 from residua.lab import figures
-from residua.lab.common.files import read_json
-from residua.lab.compare.execute import PLAN
-from residua.lab.figures import Record, Seed, Series, rounded
+from residua.lab.compare.plan import PLAN
+from residua.lab.compare.series import read_series
 from residua.lab.plots.style import DASHES, OKABE_ITO, styles
 from residua.lab.report import explorer as explorers
 from residua.lab.report.colour import DIVERGING, SEQUENTIAL
@@ -26,7 +25,8 @@ from residua.lab.report.look import Look, look
 from residua.lab.report.runs import run_data
 from residua.lab.report.summary import summary
 from residua.lab.report.text import visible, visible_token, visible_tree
-from residua.lab.train import CheckpointError, TrainConfig, load_model
+from residua.lab.runs import FinishedRun, Record, Series, rounded
+from residua.lab.train import CheckpointError, load_model
 
 FORMAT = 1
 PROMPT = "Return a list of the words in the string. Return a list of the lines."
@@ -49,10 +49,15 @@ class _Looked:
 
 
 def gather(
-    *runs: Path | str, prompt: str = PROMPT, checkpoints: bool = True, progress: Progress | None = None
+    *runs: Path | str,
+    read: Sequence[Series] | None = None,
+    prompt: str = PROMPT,
+    checkpoints: bool = True,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """The data of a page for a comparison, or for one or several runs.
 
+    read:        what lies in these directories, where somebody has read it already.
     prompt:      the text whose tokens are followed through every model.
     checkpoints: whether to load the models; without, the page has means only.
     """
@@ -60,19 +65,19 @@ def gather(
         raise ValueError("name a directory that residua compare or residua train wrote")
     if not prompt:
         raise ValueError("the prompt is empty; give at least one character")
-    planned = figures.read(*runs)
+    planned = list(read or read_series(*runs))
     tell = progress or (lambda text: None)
     looked = {each.slug: _look(each, prompt, checkpoints, tell) for each in planned if each.seeds}
     kept = {each.slug for each in planned if all(seed.routing is not None for seed in each.seeds)}
     notes: list[str] = []
     planned = [_completed(each, looked.get(each.slug), notes) for each in planned]
-    drawn = figures.assemble(planned)
+    drawn = figures.collect(planned)
     shown = [each for each in planned if each.seeds]
     routes = {
         each.slug: explorers.explorer(
             drawn["routing"][each.slug],
             [
-                (seed.number, seed.routing, found)
+                (seed.seed, seed.routing, found)
                 for seed, found in zip(each.seeds, looked[each.slug].looks, strict=True)
                 if seed.routing is not None
             ],
@@ -124,22 +129,22 @@ def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> _Looked:
     try:
         found, tokens = [], None
         for seed in series.seeds:
-            tell(f"looking at {series.label}, seed {seed.number}")
+            tell(f"looking at {series.label}, seed {seed.seed}")
             tokens, seen = _look_at(seed, prompt)
             found.append(seen)
     except (CheckpointError, OSError, ValueError, KeyError) as error:
         # a run whose checkpoints were deleted to save space still has its curves; a page names no path of a machine
-        said = str(error).replace(str(seed.folder), f"seed {seed.number}")
+        said = str(error).replace(str(seed.folder), f"seed {seed.seed}")
         return _Looked(None, nothing, f"the model cannot be loaded: {visible(said, 300)}")
     return _Looked(tokens, [*found], "")
 
 
-def _look_at(seed: Seed, prompt: str) -> tuple[list[str], Look]:
+def _look_at(seed: FinishedRun, prompt: str) -> tuple[list[str], Look]:
     import torch
 
     from residua.lab.data import load_tokenizer
 
-    config = TrainConfig.from_json(read_json(seed.folder / "config.json"))
+    config = seed.config
     kept = seed.folder / "tokenizer.json"
     if not kept.is_file() and config.tokenizer != "bytes":
         raise ValueError("the run keeps no tokenizer.json")
@@ -166,7 +171,7 @@ def _series(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any]]:
             "label": visible(each.label),
             "colour": names[looks[each.slug].colour],
             "dash": DASHES.index(looks[each.slug].dash),
-            "seeds": [seed.number for seed in each.seeds],
+            "seeds": [seed.seed for seed in each.seeds],
             "baseline": each.slug == each.baseline,
         }
         for each in shown

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from residua.lab.figures import Record, rounded
 from residua.lab.report.look import Look
+from residua.lab.runs import Record, mean_if_all, rounded
 
 MEAN = "mean"
 MOST_HEADS = 16
@@ -194,11 +194,7 @@ def _over(seeds: Sequence[list[float | None] | None]) -> list[float | None] | No
     known = [seed for seed in seeds if seed is not None]
     if len(known) < len(seeds):
         return None
-    means: list[float | None] = []
-    for cell in zip(*known, strict=True):
-        values = [value for value in cell if value is not None]
-        means.append(rounded(math.fsum(values) / len(values)) if len(values) == len(cell) else None)
-    return means
+    return [_number(mean_if_all(cell)) for cell in zip(*known, strict=True)]
 
 
 def _collapsed(records: Sequence[Record], name: str) -> float | None:

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from residua.lab import figures
-from residua.lab.figures import Seed, Series
 from residua.lab.report import explorer as explorers
 from residua.lab.report.colour import DIVERGING, SEQUENTIAL
 from residua.lab.report.data import FORMAT, PAPER, PROMPTED, axes_of, depth_of
 from residua.lab.report.look import Look
 from residua.lab.report.text import visible, visible_piece, visible_tree
+from residua.lab.runs import FinishedRun, Series
 
 SLUG = "model"
 
@@ -38,7 +38,7 @@ def inspection(found: Mapping[str, Any]) -> dict[str, Any]:
     means = {site: each.mean((0, 2, 3)).tolist() for site, each in weights.items()}
     record = {**found["record"], "mean_weights": means}
     looked = Look(record, weights, dict(found.get("attention") or {}))
-    series = Series(found["design"], SLUG, SLUG, 1, [Seed(0, Path(), {}, [], record)])
+    series = Series(found["design"], SLUG, SLUG, 1, [FinishedRun(folder=Path(), seed=0, result={}, routing=record)])
     drawn = figures.of_records({SLUG: series})
     route = None
     notes = []

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from residua._version import __version__
+from residua.lab.common.tables import times
 from residua.lab.report import svg
 from residua.lab.report.look import MOST_OFFSETS
 
@@ -90,7 +91,7 @@ def render(data: Mapping[str, Any]) -> str:
         gradients=_gradients(data),
         claim=_claim(data),
         offsets=MOST_OFFSETS,
-        ratio=lambda value: "-" if value is None else f"{value:.2f}x",
+        ratio=times,
         whole=lambda value: "-" if value is None else f"{value:,.0f}",
         mebibytes=lambda value: "-" if value is None else f"{value / 2**20:,.1f}",
     )

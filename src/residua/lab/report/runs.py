@@ -7,19 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from residua.lab.common.files import read_json
-from residua.lab.figures import Record, Series, rounded
+from residua.lab.runs import FinishedRun, Series, read_if_there, rounded
 from residua.lab.train.config import config_fields
 
 
 def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, Any]:
     """The runs one by one, what their configurations share and where they differ, and commands."""
-    configs = [_read(each.seeds[0].folder / "config.json") for each in shown]
-    manifests = [_read(each.seeds[0].folder / "manifest.json") for each in shown]
+    configs = [each.seeds[0].settings or {} for each in shown]
+    manifests = [each.seeds[0].manifest or {} for each in shown]
     keys = [key for key in config_fields() if key != "seed" and any(key in config for config in configs)]
     shared = {key: configs[0].get(key) for key in keys if len({str(config.get(key)) for config in configs}) == 1}
     return {
-        "list": [_row(place, each, seed) for place, each in enumerate(shown) for seed in each.seeds],
+        "list": [_row(place, seed) for place, each in enumerate(shown) for seed in each.seeds],
         "shared": {key: _text(value) for key, value in shared.items()},
         "differing": {key: [_text(config.get(key)) for config in configs] for key in keys if key not in shared},
         "data": _facts([manifest.get("data", {}) for manifest in manifests], ("source", "licence", "fingerprint")),
@@ -29,16 +28,16 @@ def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, A
     }
 
 
-def _row(place: int, series: Series, seed: Any) -> dict[str, Any]:
-    result, time = seed.result, seed.result["time"]
+def _row(place: int, run: FinishedRun) -> dict[str, Any]:
+    result = run.result
     return {
         "series": place,
-        "seed": seed.number,
+        "seed": run.seed,
         "loss": rounded(result["loss"]),
         "bits_per_byte": rounded(result["bits_per_byte"]),
         "tokens": result["tokens"],
-        "cpu_seconds": rounded(time["cpu_seconds"]),
-        "peak_memory": time["peak_memory"],
+        "cpu_seconds": rounded(run.seconds),
+        "peak_memory": run.memory,
         "config": result["config"],
         "fingerprint": result["fingerprint"],
         "checkpoint": result["checkpoint"],
@@ -49,7 +48,7 @@ def _commands(
     out: Path, shown: Sequence[Series], configs: Sequence[Mapping[str, Any]], looked: bool
 ) -> list[dict[str, str]]:
     found = []
-    results = _read(out / "results.json")
+    results = read_if_there(out / "results.json") or {}
     if results.get("command"):
         found.append({"what": "all of it", "command": results["command"]})
     for series, config in zip(shown, configs, strict=True):
@@ -80,10 +79,6 @@ def _facts(found: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None
     chosen = keys if keys is not None else list(dict.fromkeys(key for each in found for key in each))
     answers = {key: list(dict.fromkeys(str(each[key]) for each in found if key in each)) for key in chosen}
     return {key: ", ".join(values) for key, values in answers.items() if values}
-
-
-def _read(path: Path) -> Record:
-    return read_json(path) if path.is_file() else {}
 
 
 def _text(value: Any) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from residua.lab.common.files import read_json
+from residua.lab.common.tables import times
 from residua.lab.compare.table import columns, legend
-from residua.lab.figures import Record, Series, rounded
+from residua.lab.runs import Record, Series, read_if_there, rounded
 
 COST = ("params", "speed", "memory", "equal time")
 ROUTING = ("max w", "entropy", "eff n", "collapsed")
@@ -54,9 +54,9 @@ def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> 
 
 def _results(comparison: Path | None, shown: Sequence[Series]) -> Mapping[str, Any] | None:
     """The results of a comparison, if they are those of the runs that lie there now."""
-    if comparison is None or not (comparison / "results.json").is_file():
+    results = None if comparison is None else read_if_there(comparison / "results.json")
+    if comparison is None or results is None:
         return None
-    results = read_json(comparison / "results.json")
     told = {str(comparison / run["folder"]): run["loss"] for run in results["runs"]}
     there = {str(seed.folder): seed.result["loss"] for each in shown for seed in each.seeds}
     return results if told == there else None
@@ -69,12 +69,12 @@ def _unjudged(shown: Sequence[Series], drawn: Record) -> dict[str, Any]:
         quality, bits = drawn["quality"][each.slug], drawn["quality"][each.slug]["bits_per_byte"]
         losses = [seed.result["loss"] for seed in each.seeds]
         spread = f" ({bits['low']:.4f} to {bits['high']:.4f})" if len(losses) > 1 else ""
-        times = ["-" if quality[key] is None else f"{quality[key]:.2f}x" for key in ("speed", "memory")]
+        costs = [times(quality[key]) for key in ("speed", "memory")]
         loss = rounded(fmean(losses))
         return {
             "series": place,
             "cells": [
-                f"{loss:.4f}", f"{bits['mean']:.4f}{spread}", f"{len(losses)}", f"{quality['parameters']:,}", *times
+                f"{loss:.4f}", f"{bits['mean']:.4f}{spread}", f"{len(losses)}", f"{quality['parameters']:,}", *costs
             ],
             "loss": loss,
         }  # fmt: skip

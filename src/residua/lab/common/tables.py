@@ -1,0 +1,99 @@
+"""Tables: the cells that several of them share, and the same cells on a terminal and in a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MDE = "MDE: the minimum detectable effect, the smallest true difference found with 80 % power"
+"""What a legend says of `difference`."""
+
+_STYLE = """
+.residua { color-scheme: light dark; font: 0.85rem/1.45 system-ui, sans-serif; overflow-x: auto; }
+.residua table { border-collapse: collapse; color: light-dark(#1b1b1b, #e8e8e8); background: light-dark(#fff, #111); }
+.residua th, .residua td { padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid light-dark(#dddddd, #3a3d45); }
+.residua th:first-child, .residua td:first-child { text-align: left; font-family: ui-monospace, monospace; }
+.residua p { color: light-dark(#555555, #a8a8a8); max-width: 90ch; margin: 0.4rem 0; }
+"""
+
+
+def spread(value: Mapping[str, Any], digits: int) -> str:
+    """`1.2345 +- 0.0012`, or the bare mean of one seed."""
+    mean = f"{value['mean']:.{digits}f}"
+    return mean if value["deviation"] is None else f"{mean} +- {value['deviation']:.{digits}f}"
+
+
+def difference(row: Mapping[str, Any], digits: int = 4, unclear: str = "n.s.") -> str:
+    """`-0.041 [-0.06, -0.02]`; inside the noise `+0.01 n.s.` with the minimum detectable effect; below three seeds the
+    bare mean."""
+    gap = row["difference"]
+    if gap is None:
+        return "baseline"
+    mean = f"{gap['mean']:+.{digits}f}"
+    if gap["low"] is None:
+        return f"{mean} (no interval)"
+    if gap["significant"]:
+        return f"{mean} [{gap['low']:+.{digits}f}, {gap['high']:+.{digits}f}]"
+    return f"{mean} {unclear} (MDE {gap['detectable']:.{digits}f})"
+
+
+def times(value: float | None) -> str:
+    """`1.25x`, or a dash where nothing is known."""
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def terminal(width: int = 220) -> Console:
+    """Where to print plain text: the terminal, or a file or a pipe of `width` columns."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = width
+    return console
+
+
+def print_table(
+    titles: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    below: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    *,
+    left: Sequence[str] = (),
+    width: int = 220,
+) -> None:
+    """Print a table to `terminal(width)`.
+
+    below: lines under it. notes: what a reader must not miss, each after a `!`.
+    left:  titles of the columns that are aligned to the left; the first by default.
+    """
+    from rich import box
+    from rich.table import Table
+
+    console = terminal(width)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in titles:
+        aligned = title in (left or titles[:1])
+        table.add_column(title, justify="left" if aligned else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for line in below:
+        console.print(line, style="dim")
+    for note in notes:
+        console.print(f"! {note}")
+
+
+def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
+    """The table for a notebook: one piece of HTML with its style, light or dark as the page is, every text escaped."""
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    lines = "".join(f"<p>{escape(line)}</p>" for line in below)
+    return (
+        f'<div class="residua"><style>{_STYLE}</style>'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{lines}</div>"
+    )

@@ -1,0 +1,72 @@
+"""read_series(...): the runs of a comparison, or of directories of `residua train`, each read once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from residua.lab.common.files import read_json
+from residua.lab.compare.outcome import RESULT, divergence, is_done
+from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
+from residua.lab.runs import Series, read_run
+from residua.lab.train import TrainConfig
+
+
+def read_series(*outs: Path | str) -> list[Series]:
+    """The series of a comparison, or of one or several runs; at least one has a finished seed."""
+    folders = [Path(out) for out in outs]
+    if len(folders) == 1 and (folders[0] / PLAN).exists():
+        planned = of_comparison(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0])
+    else:
+        planned = _alone(folders)
+    if not any(each.seeds for each in planned):
+        named = ", ".join(map(str, folders))
+        raise ValueError(f"{named} holds no finished run; run the same command again to finish it")
+    return planned
+
+
+def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
+    """A series for every row of a plan, with the seeds that are finished; none of a row of which one diverged."""
+    folders: dict[str, list[tuple[Path, int]]] = {}
+    for run in plan.runs({}):  # the rates decide nothing about where a run lies
+        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
+    found = []
+    for variant in plan.variants():
+        runs = folders[variant.slug]
+        # the seeds that a diverging design survives would flatter it
+        broken = any(divergence(folder) for folder, _ in runs)
+        seeds = [] if broken else [read_run(folder, seed) for folder, seed in runs if is_done(folder)]
+        found.append(Series(variant.label, variant.slug, plan.baseline_of(variant).slug, len(runs), seeds))
+    return found
+
+
+def _alone(folders: Sequence[Path]) -> list[Series]:
+    """Runs that no plan ties together: those whose configs differ by the seed alone are one series."""
+    groups: dict[str, list[tuple[Path, TrainConfig]]] = {}
+    for folder in folders:
+        if (folder / PLAN).exists():
+            raise ValueError(f"{folder} is a comparison; give it alone, or give directories of runs")
+        if not (folder / "config.json").exists():
+            raise ValueError(
+                f"{folder} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
+            )
+        config = TrainConfig.from_json(read_json(folder / "config.json"))
+        groups.setdefault(replace(config, seed=0).digest, []).append((folder, config))
+    designs = [members[0][1].design for members in groups.values()]
+    labels = [
+        config.design if designs.count(config.design) == 1 else f"{config.design} | {folder.name}"
+        for (folder, config), *_ in groups.values()
+    ]
+    slugs = [slug_of(label) for label in labels]
+    slugs = [slug if slugs.count(slug) == 1 else f"{slug}-{place}" for place, slug in enumerate(slugs)]
+    return [
+        Series(
+            label,
+            slug,
+            slugs[0],
+            len(members),
+            [read_run(folder, config.seed) for folder, config in members if (folder / RESULT).exists()],
+        )
+        for label, slug, members in zip(labels, slugs, groups.values(), strict=True)
+    ]

@@ -1,0 +1,152 @@
+"""A finished run as it lies on disk, read once: what results, figures and reports are all made from.
+
+`read_run(folder)` opens every file of a run once. Speed, memory and the means of the routing are properties of what was
+read, so that a table, a plot and a page cannot disagree about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from residua.lab.common.files import read_json
+from residua.lab.train import TrainConfig, read_metrics
+
+ROUTING = "routing.json"
+"""Beside the files of a run: how its reads were routed, where it was looked at."""
+ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
+DIGITS = 6
+
+Record = Mapping[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What one finished run left behind."""
+
+    folder: Path
+    seed: int
+    result: Record
+    """As `lab.train.Result` has it."""
+    validations: Sequence[Record] = ()
+    """The lines of the validations, in order."""
+    batches: Sequence[str] = ()
+    """Checksums of what each update saw."""
+    routing: Record | None = None
+    settings: Record | None = None
+    """The fields of its `TrainConfig`; None where the folder keeps no config.json."""
+    manifest: Record | None = None
+    """Data, versions and machine; None where the folder keeps none."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration; an error where none is kept."""
+        if self.settings is None:
+            raise ValueError(f"{self.folder} keeps no config.json")
+        return TrainConfig.from_json(self.settings)
+
+    @property
+    def seconds(self) -> float:
+        """Processor seconds of the updates."""
+        return self.result["time"]["cpu_seconds"]
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per processor second; None where the clock did not move."""
+        return self.result["tokens"] / self.seconds if self.seconds else None
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory at the peak."""
+        return self.result["time"]["peak_memory"]
+
+    def loss_at(self, seconds: float) -> float:
+        """The validation loss when it had used so many processor seconds, on a line between validations."""
+        points = [(line["time"]["cpu_seconds"], line["loss"]) for line in self.validations]
+        before = points[0]
+        for point in points:
+            if point[0] >= seconds:
+                share = 0.0 if point[0] == before[0] else (seconds - before[0]) / (point[0] - before[0])
+                return before[1] + max(0.0, share) * (point[1] - before[1])
+            before = point
+        return points[-1][1]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """The finished seeds of one variant."""
+
+    label: str
+    slug: str
+    """Its name as a folder, a file and a key."""
+    baseline: str
+    """The slug of what it is compared with."""
+    planned: int
+    seeds: Sequence[FinishedRun]
+
+    @property
+    def speed(self) -> float | None:
+        """Tokens per processor second, the mean over seeds; None where a clock did not move."""
+        return mean_if_all(run.speed for run in self.seeds)
+
+    @property
+    def memory(self) -> float:
+        """Bytes of memory at the peak, the mean over seeds."""
+        return fmean(run.memory for run in self.seeds)
+
+    def over(self, baseline: Series | None) -> dict[str, float | None]:
+        """Speed and memory as multiples of the baseline's; None where one of the two is not known."""
+        own = {"speed": self.speed, "memory": self.memory}
+        base = {} if baseline is None else {"speed": baseline.speed, "memory": baseline.memory}
+        return {
+            key: value / under if value is not None and (under := base.get(key)) else None for key, value in own.items()
+        }
+
+    def routing_means(self) -> dict[str, float | None]:
+        """Of `ROUTED`, over seeds and sites; `deep_` those of the last third of the network."""
+        return {
+            prefix + key: mean_if_all(None if run.routing is None else run.routing[part][key] for run in self.seeds)
+            for prefix, part in (("", "network"), ("deep_", "deep_third"))
+            for key in ROUTED
+        }
+
+
+def read_run(folder: Path, seed: int) -> FinishedRun:
+    """Everything a run left, from one look at each of its files."""
+    lines: dict[str, list[Record]] = {"train": [], "valid": []}
+    for line in read_metrics(folder / "metrics.jsonl"):
+        lines[line["kind"]].append(line)
+    if not lines["valid"]:
+        raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
+    return FinishedRun(
+        folder=folder,
+        seed=seed,
+        result=read_json(folder / "result.json"),
+        validations=lines["valid"],
+        batches=[line.get("batch", "") for line in lines["train"]],
+        routing=read_if_there(folder / ROUTING),
+        settings=read_if_there(folder / "config.json"),
+        manifest=read_if_there(folder / "manifest.json"),
+    )
+
+
+def read_if_there(path: Path) -> Record | None:
+    """The object in a JSON file, or None."""
+    return read_json(path) if path.is_file() else None
+
+
+def mean_if_all(values: Iterable[float | None]) -> float | None:
+    """The mean; None unless every value is there and finite, and there is one."""
+    found = list(values)
+    known = [value for value in found if value is not None and math.isfinite(value)]
+    return fmean(known) if known and len(known) == len(found) else None
+
+
+def rounded(value: float) -> float:
+    """To six significant digits: more than any seed repeats, and short in a file."""
+    return float(f"{value:.{DIGITS}g}")
