@@ -43,7 +43,7 @@ def command(
         for row in listed if not as_json else ():
             typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
         return
-    from residua.lab.tasks.experiment import Recipe, requested, run_task
+    from residua.lab.tasks.experiment import TaskRecipe, requested, run_task
     from residua.lab.tasks.kept import kept_in
 
     if seeds < 1:
@@ -53,7 +53,7 @@ def command(
     rates = grid("lr-grid", lr_grid)
     if rates and lr is not None:
         raise ValueError("--lr sets the rate and --lr-grid searches it; give one of them")
-    recipe = Recipe(steps=steps, batch=batch, width=width, depth=depth, heads=heads, layout=layout)
+    recipe = TaskRecipe(steps=steps, batch=batch, width=width, depth=depth, heads=heads, layout=layout)
     recipe = recipe if lr is None else replace(recipe, lr=lr)
     pairs = [_pair(one) for one in also]
     requested(task, design, range(seeds), recipe, also=pairs, rates=rates)  # before anything is written

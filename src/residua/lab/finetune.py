@@ -108,14 +108,14 @@ class Converted(Subject):
     def describe(self) -> dict[str, Any]:
         return {"checkpoint": self.config.checkpoint, "design": self.design}
 
-    def look(self, ids: Tensor) -> dict[str, Any]:
+    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
         """How the reads are routed now: the means over sites that `compare` reports."""
         if self.design == "base":
             return {}
         from residua.lab.diagnose import record_routing
 
         with torch.no_grad(), record_routing(self.model, weights=False, similarity=False) as record:
-            self.model(input_ids=ids, use_cache=False)
+            self.model(input_ids=batch.inputs, use_cache=False)
         return {"routing": record.summary()}
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:

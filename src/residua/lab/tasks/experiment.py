@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from residua._version import __version__
 from residua.lab.common.stats import paired, spread
@@ -22,9 +24,10 @@ from residua.lab.tasks.kept import Kept
 from residua.lab.tasks.registry import build
 from residua.lab.tasks.score import accuracy
 from residua.lab.tasks.task import Task
-from residua.lab.train.diverge import Diverged, explain_loss
-from residua.lab.train.sampler import Batch as Seen
-from residua.model import ModelConfig, Transformer, measure, token_loss
+from residua.lab.train import Diverged, TrainConfig, Trainer
+from residua.lab.train.sampler import Batch, Batches
+from residua.lab.train.subject import OwnModel
+from residua.model import Transformer
 
 Listener = Callable[[Mapping[str, Any]], None]
 Row = tuple[str, str]
@@ -34,7 +37,7 @@ TUNING_SEED = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TaskRecipe:
     """How every design is trained on a task."""
 
     steps: int = 500
@@ -56,17 +59,51 @@ class Recipe:
         if not self.lr > 0:
             raise ValueError(f"lr must be a positive number, not {self.lr}")
 
+    def config(self, task: Task, design: str, layout: str, seed: int = 0) -> TrainConfig:
+        """The run of a design: the rate rises over a twentieth of the steps and stays, and nothing decays."""
+        rise = max(1, self.steps // 20) - 1
+        return TrainConfig(
+            design=design, layout=layout, width=self.width, depth=self.depth, heads=self.heads, steps=self.steps,
+            batch=self.batch, context=max(2, task.length), lr=self.lr, schedule="wsd", warmup_share=rise / self.steps,
+            decay_share=0.0, weight_decay=0.0, explode=sys.float_info.max, eval_every=self.every, device="cpu",
+            seed=seed,
+        )  # fmt: skip
+
+
+class Rows(Batches):
+    """Rows of a task, drawn from the seed one update after the other, and rows to test on that are never trained on."""
+
+    def __init__(self, task: Task, config: TrainConfig, tested: int) -> None:
+        self.task, self.size, self.vocab = task, config.batch, task.vocab
+        self.drawn = torch.Generator().manual_seed(2 * config.seed + 1)
+        self.held = task.batch(tested, torch.Generator().manual_seed(2 * config.seed + 2**32))
+
+    def batches(self, step: int) -> list[Batch]:
+        return [Batch(*self.task.batch(self.size, self.drawn)[:2])]
+
+    def validation(self) -> Iterator[Batch]:
+        yield Batch(self.held.ids, self.held.targets)
+
+
+class Solver(OwnModel):
+    """A model whose validation is scored by exact accuracy."""
+
+    fused = False  # the committed results were made with the plain one
+
+    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+        return {"accuracy": accuracy(logits, batch.targets)}
+
 
 def requested(
     spec: str,
     designs: Sequence[str],
     seeds: Sequence[int],
-    recipe: Recipe,
+    recipe: TaskRecipe,
     *,
     also: Sequence[Row] = (),
     rates: Sequence[float] = (),
-) -> tuple[Task, dict[Row, ModelConfig], list[Recipe]]:
-    """The task, the model of every row and the recipes to try; whatever is wrong with a request is said here."""
+) -> tuple[Task, list[Row], list[TaskRecipe]]:
+    """The task, the rows and the recipes to try; whatever is wrong with a request is said here."""
     task = build(spec)
     tried = [replace(recipe, lr=rate) for rate in sorted(set(rates))]
     if tried and TUNING_SEED in seeds:
@@ -77,17 +114,16 @@ def requested(
     for pair in pairs:
         if pairs.count(pair) > 1:
             raise ValueError(f"{_name(pair)} is named twice")
-    configs = {pair: _config(task, *pair, recipe) for pair in pairs}
-    for config in configs.values():
-        measure(config, tokens=task.length)  # builds it without memory: a wrong design or size says so here
-    return task, configs, tried
+    for pair in pairs:
+        recipe.config(task, *pair)  # builds it without memory: a wrong design or size says so here
+    return task, pairs, tried
 
 
 def run_task(
     spec: str,
     designs: Sequence[str],
     seeds: Sequence[int] = (0, 1, 2),
-    recipe: Recipe | None = None,
+    recipe: TaskRecipe | None = None,
     on_event: Listener | None = None,
     *,
     also: Sequence[Row] = (),
@@ -102,18 +138,17 @@ def run_task(
 
     A reported run that diverges is an error that names it; a rate that does while it is tried is not taken.
     """
-    listen, kept, recipe = on_event or (lambda event: None), kept or Kept(), recipe or Recipe()
-    task, configs, tried = requested(spec, designs, seeds, recipe, also=also, rates=rates)
-    pairs = list(configs)
+    listen, kept, recipe = on_event or (lambda event: None), kept or Kept(), recipe or TaskRecipe()
+    task, pairs, tried = requested(spec, designs, seeds, recipe, also=also, rates=rates)
 
-    def run(pair: Row, seed: int, own: Recipe) -> dict[str, Any]:
+    def run(pair: Row, seed: int, own: TaskRecipe) -> dict[str, Any]:
         asked = {
             "task": spec, "design": pair[0], "layout": pair[1], "seed": seed, "recipe": asdict(own),
             "residua": __version__, "torch": torch.__version__,
         }  # fmt: skip
         found = kept.get(asked)
         if found is None:
-            found = json.loads(json.dumps(train_on(task, configs[pair], seed, own)))
+            found = json.loads(json.dumps(train_on(task, own.config(task, *pair, seed), own.tested)))
             kept.put(asked, found)
         listen({"kind": "finished", "design": pair[0], "layout": pair[1], "lr": own.lr, **found})
         return found
@@ -158,13 +193,13 @@ def run_task(
 
 def _best(
     pair: Row,
-    tried: Sequence[Recipe],
-    run: Callable[[Row, int, Recipe], dict[str, Any]],
+    tried: Sequence[TaskRecipe],
+    run: Callable[[Row, int, TaskRecipe], dict[str, Any]],
     listen: Listener,
     notes: list[str],
-) -> Recipe:
+) -> TaskRecipe:
     """The recipe with the highest accuracy on the tuning seed; of equals the first to solve, then the lowest rate."""
-    name, found = _name(pair), dict[Recipe, tuple[float, float]]()
+    name, found = _name(pair), dict[TaskRecipe, tuple[float, float]]()
     for one in tried:
         try:
             result = run(pair, TUNING_SEED, one)
@@ -182,38 +217,24 @@ def _best(
     return best
 
 
-def train_on(task: Task, config: ModelConfig, seed: int, recipe: Recipe) -> dict[str, Any]:
-    """One design, one seed: the accuracy on held-out rows at the end, and along the way."""
-    model = Transformer(config, seed=seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    drawn = torch.Generator().manual_seed(2 * seed + 1)
-    held = task.batch(recipe.tested, torch.Generator().manual_seed(2 * seed + 2**32))
-    curve: list[list[float]] = []
-    for step in range(1, recipe.steps + 1):
-        ids, targets, _ = task.batch(recipe.batch, drawn)
-        warm = min(1.0, step / max(1, recipe.steps // 20))
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * warm
-        optimizer.zero_grad()
-        loss = token_loss(model(ids), targets)
-        if not loss.isfinite():
-            raise explain_loss(model, step, loss.item(), [Seen(ids, targets)])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        if step % recipe.every == 0 or step == recipe.steps:
-            with torch.no_grad():
-                curve.append([step, accuracy(model(held.ids), held.targets)])
+def train_on(task: Task, config: TrainConfig, tested: int) -> dict[str, Any]:
+    """One design, one seed: the accuracy on `tested` held-out rows at the end, and along the way."""
+    rows = Rows(task, config, tested)
+    subject = Solver(config, task.vocab, torch.device("cpu"))
+    lines = Trainer(config, rows, subject).lines()
+    curve = [(line["step"], line["accuracy"]) for line in lines if line["kind"] == "valid"]
     solved = next((step for step, share in curve if share >= SOLVED), None)
-    parameters = sum(each.numel() for each in model.parameters())
+    parameters = sum(each.numel() for each in subject.model.parameters())
     result = {
-        "seed": seed, "accuracy": curve[-1][1], "steps_to_solve": solved, "parameters": parameters, "curve": curve,
+        "seed": config.seed, "accuracy": curve[-1][1], "steps_to_solve": solved, "parameters": parameters,
+        "curve": curve,
     }  # fmt: skip
-    return result | _routing(task, model, held)
+    return result | _routing(subject.model, rows)
 
 
-def _routing(task: Task, model: Transformer, held: Any) -> dict[str, Any]:
+def _routing(model: Transformer, rows: Rows) -> dict[str, Any]:
     """Where the true routing is known, how well the recorded one follows it."""
+    held = rows.held
     if "route" not in held.extra:
         return {}
     from residua.lab.diagnose import record_routing
@@ -228,14 +249,3 @@ def _routing(task: Task, model: Transformer, held: Any) -> dict[str, Any]:
 
 def _name(pair: Row) -> str:
     return f"{pair[0]} in {pair[1]}"
-
-
-def _config(task: Task, design: str, layout: str, recipe: Recipe) -> ModelConfig:
-    return ModelConfig(
-        vocab=task.vocab,
-        width=recipe.width,
-        depth=recipe.depth,
-        heads=recipe.heads,
-        layout=layout,
-        design=design,
-    )

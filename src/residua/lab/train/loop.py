@@ -7,6 +7,7 @@ parameters <- optimizer(clip(g), lr * factor(step))
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,30 +19,44 @@ from residua.lab.train.optim import Optimizers
 from residua.lab.train.precision import autocast
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, random_states, set_random_states
-from residua.lab.train.sampler import Batch, Sampler, Tokens, checksum
+from residua.lab.train.sampler import Batch, Batches, Sampler, Tokens, checksum
 from residua.lab.train.schedule import factor
-from residua.lab.train.subject import House, Subject
+from residua.lab.train.subject import OwnModel, Subject
 from residua.model import token_loss
 
 
 class Trainer:
     """A model and what trains it, `step` updates in. Its state is a `Checkpoint`, to the last bit."""
 
-    def __init__(self, config: Recipe, tokens: Tokens, subject: Subject | None = None) -> None:
-        """`subject` is by default the model that a `TrainConfig` describes."""
+    def __init__(self, config: Recipe, tokens: Tokens | Batches, subject: Subject | None = None) -> None:
+        """Train on a corpus, or on batches that are made elsewhere.
+
+        `subject` is by default the model that a `TrainConfig` describes.
+        """
         self.config, self.device = config, device_of(config)
-        self.sampler = Sampler(config, tokens)
+        self.sampler = tokens if isinstance(tokens, Batches) else Sampler(config, tokens)
         if subject is None:
             if not isinstance(config, TrainConfig):
                 raise TypeError(f"a {type(config).__name__} describes no model; hand its subject to the trainer")
-            subject = House(config, tokens.vocab, self.device)
+            subject = OwnModel(config, self.sampler.vocab, self.device)
         self.subject, self.model = subject, subject.model
         self.forward: Any = torch.compile(self.model) if config.compile else self.model
-        self.optimizers = Optimizers(config, self.model, subject.groups())
+        self.optimizers = Optimizers(config, self.model, subject.groups(), fused=subject.fused)
         self.meter = Meter(self.device)
         self.step = 0
         self.valid: dict[str, Any] = {}
         """The last validation."""
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Make the updates that are left, and the validations that are due after them; the line of each."""
+        while self.step < self.config.steps:
+            yield self.update()
+            if self.due(self.config.eval_every):
+                yield self.validate()
+
+    def due(self, every: int) -> bool:
+        """Whether what is done every so many steps, and after the last, is to be done now."""
+        return self.step % every == 0 or self.step == self.config.steps
 
     def update(self) -> dict[str, Any]:
         """One step; its line for the metrics."""
@@ -77,23 +92,22 @@ class Trainer:
         tokenizer. For an encoder they count the hidden tokens only, given all others.
         """
         config = self.config
-        nats, counted, shown = 0.0, 0, None
+        nats, counted, seen = 0.0, 0, dict[str, Any]()
         self.model.eval()
         for batch in (batch.to(self.device) for batch in self.sampler.validation()):
             with autocast(config, self.device):
-                loss = float(token_loss(self.subject.logits(batch.inputs, self.model), batch.targets))
+                logits = self.subject.logits(batch.inputs, self.model)
+                loss = float(token_loss(logits, batch.targets))
                 if not math.isfinite(loss):
                     raise self.subject.explain_loss(self.step, loss, [batch])
+                if not counted:
+                    seen = self.subject.look(batch, logits)
             nats, counted = nats + loss * batch.counted, counted + batch.counted
-            shown = batch.inputs if shown is None else shown
         loss = nats / max(1, counted)
         line = {
             "kind": "valid", **self._where(), "loss": loss, "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": loss / math.log(2) * self.sampler.tokens_per_byte,
+            "bits_per_byte": loss / math.log(2) * self.sampler.tokens_per_byte, **seen,
         }  # fmt: skip
-        if shown is not None:
-            with autocast(config, self.device):
-                line |= self.subject.look(shown)
         self.model.train()
         self.valid = line
         return line | {"time": self.meter.reading(config.tokens_per_step)}

@@ -50,7 +50,9 @@ def group_of(model: nn.Module) -> dict[str, str]:
 class Optimizers:
     """AdamW, or Muon and AdamW, over the groups; rates are set at every step and never kept."""
 
-    def __init__(self, config: Recipe, model: nn.Module, belongs: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, config: Recipe, model: nn.Module, belongs: Mapping[str, str] | None = None, *, fused: bool = True
+    ) -> None:
         """`belongs` names the group of every parameter; that of our own models by default."""
         self.names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
         groups: dict[str, list[nn.Parameter]] = {name: [] for name in GROUPS}
@@ -78,7 +80,7 @@ class Optimizers:
         adamw = [group for group in described if group["name"] not in by_muon]
         self.all: list[torch.optim.Optimizer] = []
         if adamw:
-            self.all.append(torch.optim.AdamW(adamw, lr=config.lr, betas=(config.beta1, config.beta2), fused=True))
+            self.all.append(torch.optim.AdamW(adamw, lr=config.lr, betas=(config.beta1, config.beta2), fused=fused))
         if muon:
             # matched to AdamW's update size, so that one learning rate means the same for both
             self.all.append(

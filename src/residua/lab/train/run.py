@@ -139,17 +139,15 @@ class _Run:
         trainer, config = self.trainer, self.config
         with Interrupts() as interrupts:
             self._begin()
-            while trainer.step < config.steps:
-                if interrupts.caught is not None:
-                    where = self._save()
-                    raise Interrupted(interrupts.caught, trainer.step, config.steps, str(where))
-                line = trainer.update()
-                if self._due(config.log_every):
+            self._stop_if_asked(interrupts)
+            for line in trainer.lines():
+                valid = line["kind"] == "valid"
+                if valid or trainer.due(config.log_every):
                     self._log(line)
-                if self._due(config.eval_every):
-                    self._log(trainer.validate())
-                if self._due(config.save_every):
-                    self._save()
+                if valid or not trainer.due(config.eval_every):  # the step is over
+                    if trainer.due(config.save_every):
+                        self._save()
+                    self._stop_if_asked(interrupts)
             trainer.subject.finish(self.folder.path)
             result = self._result()
             write_json(self.folder.result, result.to_json())
@@ -187,8 +185,11 @@ class _Run:
             }
         )
 
-    def _due(self, every: int) -> bool:
-        return self.trainer.step % every == 0 or self.trainer.step == self.config.steps
+    def _stop_if_asked(self, interrupts: Interrupts) -> None:
+        """Save and leave, if a signal came and there is more to do."""
+        if interrupts.caught is not None and self.trainer.step < self.config.steps:
+            where = self._save()
+            raise Interrupted(interrupts.caught, self.trainer.step, self.config.steps, str(where))
 
     def _log(self, line: Mapping[str, Any]) -> None:
         self.folder.metrics.append(line)

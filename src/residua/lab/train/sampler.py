@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -58,8 +59,29 @@ class Batch(NamedTuple):
         return Batch(self.inputs.to(device), self.targets.to(device))
 
 
-class Sampler:
-    """The batches of one run, and its fixed validation set."""
+class Batches(ABC):
+    """What the loop is fed: the rows of every update, and a validation set that stays the same."""
+
+    vocab: int
+    """Token ids are 0 to vocab - 1."""
+    tokens_per_byte: float = 1.0
+    """Of the validation set: turns nats per token into bits per byte."""
+
+    @abstractmethod
+    def batches(self, step: int) -> list[Batch]:
+        """The rows of every forward pass of one update."""
+
+    @abstractmethod
+    def validation(self) -> Iterator[Batch]:
+        """The validation set."""
+
+    def passes(self, tokens: int) -> float:
+        """How often `tokens` tokens are the training split; 0 where rows are drawn and none comes again."""
+        return 0.0
+
+
+class Sampler(Batches):
+    """The batches of a run on a corpus, and its fixed validation set."""
 
     def __init__(self, config: Recipe, tokens: Tokens, *, rank: int = 0, ranks: int = 1) -> None:
         if not 0 <= rank < ranks:
@@ -75,7 +97,8 @@ class Sampler:
                 )
         if config.masked and tokens.mask is None:
             raise ValueError(f"objective=mlm needs a mask token, and tokenizer {config.tokenizer} has none")
-        self.config, self.tokens = config, tokens
+        self.config, self.tokens, self.vocab = config, tokens, tokens.vocab
+        self.tokens_per_byte = len(tokens.valid) / tokens.valid_bytes  # of the whole split
         self.rank, self.ranks = rank, ranks
         self.windows = max(1, len(tokens.train) // config.context - 1)
         """Windows in one pass; one fewer than fit, to leave room for the pass's offset."""
@@ -97,13 +120,7 @@ class Sampler:
             chosen = starts[first : first + config.batch]
             yield self._rows(ids, chosen, [_key(0, "valid", start) for start in chosen])
 
-    @property
-    def tokens_per_byte(self) -> float:
-        """Of the whole validation split: turns nats per token into bits per byte."""
-        return len(self.tokens.valid) / self.tokens.valid_bytes
-
     def passes(self, tokens: int) -> float:
-        """How often `tokens` tokens are the training split."""
         return tokens / len(self.tokens.train)
 
     def starts(self, first: int, count: int) -> list[int]:

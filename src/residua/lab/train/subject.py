@@ -29,6 +29,8 @@ class Subject(ABC):
     model: nn.Module
     design: str
     """Its residual design, as a spec string."""
+    fused: bool = True
+    """Whether AdamW is torch's fused one: faster, and not to the last bit the plain one."""
 
     @abstractmethod
     def logits(self, ids: Tensor, forward: Any) -> Tensor:
@@ -42,8 +44,8 @@ class Subject(ABC):
     def describe(self) -> dict[str, Any]:
         """What a checkpoint must say to build the model again."""
 
-    def look(self, ids: Tensor) -> dict[str, Any]:
-        """More to report with a validation, from its first batch."""
+    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+        """More to report with a validation, from its first batch and the logits there."""
         return {}
 
     @abstractmethod
@@ -58,7 +60,7 @@ class Subject(ABC):
         """Called once, when the last update is made: what the run leaves beside its checkpoints."""
 
 
-class House(Subject):
+class OwnModel(Subject):
     """A `Transformer` of our own, built from its config and seed."""
 
     model: Transformer
@@ -77,8 +79,8 @@ class House(Subject):
     def describe(self) -> dict[str, Any]:
         return self.model.config.to_json()
 
-    def look(self, ids: Tensor) -> dict[str, Any]:
-        return {"stream_rms": stream_rms(self.model, ids)} if self.config.stream_rms else {}
+    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+        return {"stream_rms": stream_rms(self.model, batch.inputs)} if self.config.stream_rms else {}
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
         return explain_loss(self.model, step, loss, batches)
