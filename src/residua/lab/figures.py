@@ -21,10 +21,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.diagnose.record import in_deep_third
-from residua.lab.runs import Record, Series, mean_if_all, rounded
+from residua.lab.runs import Series, mean_if_all, rounded
 from residua.plan import Plan
 
 BAND = "lowest to highest seed"
@@ -34,7 +34,7 @@ OF_A_READ = ("max_weight", "normalised_entropy", "effective_sources")
 OF_A_SITE = ("stream_rms", "output_rms", "gradient_norm")
 
 
-def collect(planned: Sequence[Series]) -> dict[str, Any]:
+def collect(planned: Sequence[Series]) -> Values:
     """The data of every plot of what `residua.lab.compare.read_series` read."""
     series = {each.slug: each for each in planned if each.seeds}
     baseline = planned[0].baseline
@@ -51,7 +51,7 @@ def collect(planned: Sequence[Series]) -> dict[str, Any]:
     }
 
 
-def of_records(series: Mapping[str, Series]) -> dict[str, dict[str, Any]]:
+def of_records(series: Mapping[str, Series]) -> dict[str, Values]:
     """The sections that come from the routing records of the seeds alone."""
     parts = {"routing": _routing, "depth": _depth, "sources": _sources, "beta": _beta}
     return {
@@ -74,7 +74,7 @@ def _notes(planned: Sequence[Series]) -> list[str]:
     return said
 
 
-def _curve(series: Series) -> dict[str, Any]:
+def _curve(series: Series) -> Values:
     by_tokens = [{line["tokens"]: line for line in seed.validations} for seed in series.seeds]
     tokens = sorted(set.intersection(*(set(lines) for lines in by_tokens)))
     if not tokens:
@@ -91,7 +91,7 @@ def _curve(series: Series) -> dict[str, Any]:
     }
 
 
-def _routing(series: Series) -> dict[str, Any] | None:
+def _routing(series: Series) -> Values | None:
     """The mean weights of the sites that mix; None for a design, or a run, without any."""
     records = _records(series)
     if records is None:
@@ -116,7 +116,7 @@ def _routing(series: Series) -> dict[str, Any] | None:
     }
 
 
-def _depth(series: Series) -> dict[str, Any] | None:
+def _depth(series: Series) -> Values | None:
     """Every site's numbers in reading order; None for a run whose routing was not looked at."""
     records = _records(series)
     if records is None:
@@ -134,7 +134,7 @@ def _depth(series: Series) -> dict[str, Any] | None:
     }
 
 
-def _sources(series: Series) -> dict[str, Any] | None:
+def _sources(series: Series) -> Values | None:
     """How alike the sources of a site are; None where no record compared them."""
     records = _records(series)
     if records is None:
@@ -156,7 +156,7 @@ def _sources(series: Series) -> dict[str, Any] | None:
     return {"sites": [site["site"] for site in records[0]["sites"]], **found}
 
 
-def _beta(series: Series) -> dict[str, Any] | None:
+def _beta(series: Series) -> Values | None:
     """The gate of DDL at the sites that have one; None for the other designs."""
     records = _records(series)
     gated = [site["site"] for site in records[0]["sites"] if "beta" in site] if records else []
@@ -177,7 +177,7 @@ def _beta(series: Series) -> dict[str, Any] | None:
     }
 
 
-def _quality(series: Series, baseline: Series | None) -> dict[str, Any]:
+def _quality(series: Series, baseline: Series | None) -> Values:
     return {
         "baseline": None if baseline is None else baseline.slug,
         "parameters": series.seeds[0].result["parameters"],

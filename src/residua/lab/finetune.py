@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from residua.hf.storage import check_weights, load_config
+from residua.lab.common.files import Values
 from residua.lab.train import Result, train
 from residua.lab.train.diverge import Diverged
 from residua.lab.train.folder import Resume
@@ -105,10 +106,10 @@ class Converted(Subject):
     def groups(self) -> Mapping[str, str]:
         return group_of(self.model)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         return {"checkpoint": self.config.checkpoint, "design": self.design}
 
-    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+    def look(self, batch: Batch, logits: Tensor) -> Values:
         """How the reads are routed now: the means over sites that `compare` reports."""
         if self.design == "base":
             return {}

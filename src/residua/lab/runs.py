@@ -7,22 +7,18 @@ read, so that a table, a plot and a page cannot disagree about them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from residua.lab.common.files import read_json
+from residua.lab.common.files import Record, read_json
 from residua.lab.train import TrainConfig, read_metrics
 
 ROUTING = "routing.json"
 """Beside the files of a run: how its reads were routed, where it was looked at."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
 DIGITS = 6
-
-Record = Mapping[str, Any]
-"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

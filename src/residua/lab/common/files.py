@@ -15,10 +15,15 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+Record = Mapping[str, Any]
+"""A JSON object as it is read: plain values by name."""
+Values = dict[str, Any]
+"""A JSON object that is being made."""
 
 FAULT = "RESIDUA_FAULT_BYTES"
 CHUNK = 1 << 20
@@ -88,7 +93,7 @@ def write_json(path: Path, value: object) -> None:
     replace_file(path, [json.dumps(value, indent=2).encode() + b"\n"])
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Values:
     """The object in a JSON file; an error that names the file if it is not one."""
     try:
         value = json.loads(path.read_bytes())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from residua.lab.common.files import Record
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,13 +24,13 @@ _STYLE = """
 """
 
 
-def spread(value: Mapping[str, Any], digits: int) -> str:
+def spread(value: Record, digits: int) -> str:
     """`1.2345 +- 0.0012`, or the bare mean of one seed."""
     mean = f"{value['mean']:.{digits}f}"
     return mean if value["deviation"] is None else f"{mean} +- {value['deviation']:.{digits}f}"
 
 
-def difference(row: Mapping[str, Any], digits: int = 4, unclear: str = "n.s.") -> str:
+def difference(row: Record, digits: int = 4, unclear: str = "n.s.") -> str:
     """`-0.041 [-0.06, -0.02]`; inside the noise `+0.01 n.s.` with the minimum detectable effect; below three seeds the
     bare mean."""
     gap = row["difference"]
@@ -45,6 +47,14 @@ def difference(row: Mapping[str, Any], digits: int = 4, unclear: str = "n.s.") -
 def times(value: float | None) -> str:
     """`1.25x`, or a dash where nothing is known."""
     return "-" if value is None else f"{value:.2f}x"
+
+
+def short(value: float) -> str:
+    """1500000 as 1.5M."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:g}{letter}"
+    return f"{value:g}"
 
 
 def terminal(width: int = 220) -> Console:

@@ -12,17 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.files import Record, Values, read_json, write_json
 from residua.lab.compare.outcome import RESULT, divergence, is_done
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
 
-Listener = Callable[[Mapping[str, Any]], None]
+Listener = Callable[[Record], None]
 
 
 class RunFailed(ValueError):
@@ -140,7 +139,7 @@ def _stop(running: list[_Job]) -> None:
     running.clear()
 
 
-def _last_line(path: Path) -> dict[str, Any]:
+def _last_line(path: Path) -> Values:
     """The newest whole line of a metrics file, cheaply."""
     try:
         with path.open("rb") as file:

@@ -7,11 +7,9 @@ diverged.json               it broke: step, site and message; the same run would
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.files import Record, read_json, write_json
 from residua.lab.runs import ROUTING
 from residua.lab.train import Diverged
 
@@ -23,7 +21,7 @@ def is_done(folder: Path) -> bool:
     return (folder / RESULT).exists() and (folder / ROUTING).exists()
 
 
-def divergence(folder: Path) -> Mapping[str, Any] | None:
+def divergence(folder: Path) -> Record | None:
     """Where and why a run broke: its `step`, `site` and `message`."""
     return read_json(folder / DIVERGED) if (folder / DIVERGED).exists() else None
 

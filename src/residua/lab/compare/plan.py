@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from residua.lab.common.digests import json_digest
+from residua.lab.common.files import Record, Values
 from residua.lab.compare.match import matched_mlp_width
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields
@@ -107,7 +108,7 @@ class ComparePlan:
     threads: int = 1
     """Per job: part of the plan, because sums in another order are other sums."""
     tune: Tune = Tune()
-    train: Mapping[str, Any] = field(default_factory=dict)
+    train: Record = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._check()
@@ -147,7 +148,7 @@ class ComparePlan:
     def config(self, variant: Variant, seed: int, **changes: Any) -> TrainConfig:
         """The run of a row and seed."""
         size = {name: value for name, value in asdict(variant.size).items() if value is not None}
-        settings: dict[str, Any] = {**self.train, **size, "threads": self.threads, "seed": seed}
+        settings: Values = {**self.train, **size, "threads": self.threads, "seed": seed}
         plain = TrainConfig(**settings, design=variant.design, layout=variant.layout)
         if self.match != "none":
             goal = replace(plain, design=self.compared_with, layout=self.layouts[0])
@@ -180,7 +181,7 @@ class ComparePlan:
             for variant, seed in product(self.variants(), self.seeds)
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values."""
         values = json.loads(json.dumps(asdict(self)))
         if not self.also:  # absent as in plans that were written before there was such a thing
@@ -188,7 +189,7 @@ class ComparePlan:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ComparePlan:
+    def from_json(cls, values: Record) -> ComparePlan:
         """From TOML or JSON values; a wrong key or kind is an error that names it."""
         known = {each.name for each in fields(cls)}
         for key in values:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.common.stats import Difference, Spread, paired, spread
 from residua.lab.compare.outcome import divergence, final_loss
 from residua.lab.compare.plan import ComparePlan, Run
@@ -18,11 +18,11 @@ from residua.lab.compare.table import to_html
 from residua.lab.runs import FinishedRun, Series
 
 FORMAT = 1
-Broken = Mapping[str, Any]
+Broken = Record
 """A run that diverged: its folder, row and rate, and the step, site and message of the break."""
 
 
-class Results(dict[str, Any]):
+class Results(Values):
     """The answer of a comparison: plain values, as results.json holds them. A notebook shows its table."""
 
     series: Sequence[Series] = ()
@@ -62,7 +62,7 @@ class Row:
     routing: Mapping[str, float | None]
     """Means over seeds and sites; `deep_` those of the last third of the network."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values, with the verdict that the interval gives."""
         values = asdict(self)
         if self.difference is not None:

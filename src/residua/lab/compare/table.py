@@ -5,17 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import MDE, difference, html_table, print_table, spread, terminal, times
 
-Row = Mapping[str, Any]
 
-
-def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
+def columns(results: Record) -> dict[str, Callable[[Record], str]]:
     """Title -> cell, for the columns that this comparison needs."""
     rows = results["rows"]
-    found: dict[str, Callable[[Row], str]] = {
+    found: dict[str, Callable[[Record], str]] = {
         "design": lambda row: row["label"],
         "params": lambda row: f"{row['parameters']:,}",
         "val loss": lambda row: spread(row["loss"], 4),
@@ -37,7 +35,7 @@ def columns(results: Mapping[str, Any]) -> dict[str, Callable[[Row], str]]:
     return found
 
 
-def legend(results: Mapping[str, Any]) -> str:
+def legend(results: Record) -> str:
     """What the columns mean, in as few lines as will do."""
     match = results["plan"]["match"]
     lines = [
@@ -53,7 +51,7 @@ def legend(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def to_markdown(results: Mapping[str, Any]) -> str:
+def to_markdown(results: Record) -> str:
     """A Markdown table with its notes."""
     cells = columns(results)
     lines = ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
@@ -65,7 +63,7 @@ def to_markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_csv(results: Mapping[str, Any]) -> str:
+def to_csv(results: Record) -> str:
     """One line a row, plain numbers, for a spreadsheet."""
     flat = [_flat(row) for row in results["rows"]]
     out = io.StringIO()
@@ -75,14 +73,14 @@ def to_csv(results: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
-def to_html(results: Mapping[str, Any]) -> str:
+def to_html(results: Record) -> str:
     """The table for a notebook, with its legend and notes."""
     cells = columns(results)
     rows = [[cell(row) for cell in cells.values()] for row in results["rows"]]
     return html_table(list(cells), rows, [legend(results).replace("\n", " "), *results["notes"]])
 
 
-def show(results: Mapping[str, Any]) -> None:
+def show(results: Record) -> None:
     """Print the table to the terminal; a narrow one leaves some columns out."""
     cells = columns(results)
     if terminal().width < 150:
@@ -92,18 +90,18 @@ def show(results: Mapping[str, Any]) -> None:
     print_table(list(cells), rows, legend(results).split("\n"), results["notes"])
 
 
-def _rates(row: Row) -> str:
+def _rates(row: Record) -> str:
     lr, own = row["rates"]["lr"], row["rates"]["residual_lr"]
     shown = f"{lr:g}" if own == lr or not row["stream_parameters"] else f"{lr:g} / {own:g}"
     return shown + ("!" if row["edge"] else "")
 
 
-def _routed(row: Row, key: str, digits: int = 2) -> str:
+def _routed(row: Record, key: str, digits: int = 2) -> str:
     values = row["routing"][key], row["routing"][f"deep_{key}"]
     return "-" if None in values else " / ".join(f"{value:.{digits}f}" for value in values)
 
 
-def _flat(row: Row) -> dict[str, Any]:
+def _flat(row: Record) -> Values:
     flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
     for key in ("loss", "perplexity", "bits_per_byte", "loss_at_equal_time"):
         flat |= {f"{key}_mean": row[key]["mean"], f"{key}_deviation": row[key]["deviation"]}

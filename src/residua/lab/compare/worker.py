@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.files import Values, read_json, write_json
 from residua.lab.compare.outcome import write_divergence
 from residua.lab.runs import ROUTING
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
@@ -36,7 +35,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def look(config: TrainConfig, folder: Path) -> dict[str, Any]:
+def look(config: TrainConfig, folder: Path) -> Values:
     """The routing of a trained run on the first sequences of the validation set: summary and mean weights."""
     import torch
 

@@ -10,10 +10,10 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from residua.lab.common.files import Record, Values
 from residua.lab.data.near import groups
 from residua.lab.data.source import DataError, Source, Tally
 from residua.lab.data.split import validation
@@ -50,7 +50,7 @@ class Corpus:
     sides: Mapping[str, Texts]
     content: str
     """A hash of every document and of the side it is on."""
-    record: Mapping[str, Any]
+    record: Record
     """JSON: what was read and what was left out."""
 
 
@@ -68,7 +68,7 @@ def read_corpus(source: Source, root: Path, say: Callable[[str], None], warn: Ca
     return Corpus(source, sides, record["content"], record)
 
 
-def _make(source: Source, say: Callable[[str], None]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _make(source: Source, say: Callable[[str], None]) -> tuple[Values, dict[str, np.ndarray]]:
     say(f"reading {source.name}: {source.origin}")
     tally = Tally()
     found: dict[bytes, bytes] = {}

@@ -19,15 +19,15 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from residua.lab.common.files import Record
 from residua.lab.data.files import below, by_name, decoded, key
 from residua.lab.data.source import DataError, Source, Tally, refuse
 
 OPTIONS = {"config": "", "split": "train", "column": "text", "revision": "main", "megabytes": "64"}
 
 
-def take(name: str, rows: Iterable[Mapping[str, Any]], column: str, limit: int, tally: Tally) -> Iterator[bytes]:
+def take(name: str, rows: Iterable[Record], column: str, limit: int, tally: Tally) -> Iterator[bytes]:
     """The documents in a column of rows, until they hold `limit` bytes."""
     for number, row in enumerate(rows):
         if row.get(column, "") is None:  # a missing value, not a wrong column

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from residua.lab.common.files import replace_file
+from residua.lab.common.files import Record, Values, replace_file
 
 _CODES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
@@ -42,12 +42,12 @@ class Corrupted(ValueError):
 class Entry:
     """What a file holds: the record, and the arrays as read-only memory maps."""
 
-    record: Mapping[str, Any]
+    record: Record
     arrays: Mapping[str, np.memmap]
 
 
 def fetch(
-    path: Path, build: Callable[[], tuple[Mapping[str, Any], Mapping[str, np.ndarray]]], warn: Callable[[str], None]
+    path: Path, build: Callable[[], tuple[Record, Mapping[str, np.ndarray]]], warn: Callable[[str], None]
 ) -> Entry:
     """The entry at `path`, built and saved first if it is absent or corrupted; the latter is said through `warn`."""
     try:
@@ -60,7 +60,7 @@ def fetch(
     return load(path)
 
 
-def save(path: Path, record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+def save(path: Path, record: Record, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the file, or raise and leave what was there."""
     header = _header(record, arrays)
     parts = (np.ascontiguousarray(array).view(np.uint8).data for array in arrays.values())
@@ -99,9 +99,9 @@ def load(path: Path) -> Entry:
     return Entry(json.loads(text["record"]), arrays)
 
 
-def _header(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
+def _header(record: Record, arrays: Mapping[str, np.ndarray]) -> bytes:
     text = json.dumps(record, sort_keys=True)
-    described: dict[str, Any] = {"__metadata__": {"record": text, "sha256": _checksum(text, arrays)}}
+    described: Values = {"__metadata__": {"record": text, "sha256": _checksum(text, arrays)}}
     first = 0
     for name, array in arrays.items():
         span = [first, first + array.nbytes]
@@ -111,7 +111,7 @@ def _header(record: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> byte
     return packed + b" " * (-len(packed) % 8)
 
 
-def _described(header: bytes) -> dict[str, Any]:
+def _described(header: bytes) -> Values:
     try:
         described = json.loads(header)
         text = dict(described.pop("__metadata__"))

@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from residua.lab.common.digests import json_digest
+from residua.lab.common.files import Values
 from residua.lab.data.source import DataError
 
 SPECIALS = 2
@@ -124,7 +124,7 @@ class Pieces(Tokenizer):
         kept = [index for index in self._checked(ids) if index < self._own and index not in (self.end, self.mask)]
         return self._library.decode(kept, skip_special_tokens=True)
 
-    def known(self, *tokens: Any) -> int | None:
+    def known(self, *tokens: object) -> int | None:
         """The id of the first of the tokens that the vocabulary has."""
         found = (self._library.token_to_id(token) for token in tokens if isinstance(token, str))
         return next((index for index in found if index is not None), None)
@@ -208,9 +208,9 @@ def choose(name: str) -> Callable[[Iterable[str], str], Tokenizer]:
     raise DataError(f"unknown tokenizer {name!r}: choose from bytes, bpe:VOCAB, hf:DIR")
 
 
-def _said(folder: Path) -> dict[str, Any]:
+def _said(folder: Path) -> Values:
     """What the files beside tokenizer.json say about special tokens, as text."""
-    found: dict[str, Any] = {}
+    found: Values = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (path := folder / name).is_file():
             for role, token in json.loads(path.read_text(encoding="utf-8")).items():

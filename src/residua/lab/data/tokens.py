@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import UInt
@@ -21,6 +20,7 @@ from jaxtyping import UInt
 from residua._version import __version__
 from residua.cache import cache_root
 from residua.lab.common.digests import json_digest
+from residua.lab.common.files import Record, Values
 from residua.lab.data.corpus import FORMAT, SIDES, Corpus, Texts, read_corpus
 from residua.lab.data.source import DataError, source
 from residua.lab.data.store import Entry, fetch
@@ -43,7 +43,7 @@ class Tokens:
     train_bytes: int
     """UTF-8 bytes of the text of the train side, for bits per byte; `end` stands for none."""
     valid_bytes: int
-    manifest: Mapping[str, Any] = field(repr=False)
+    manifest: Record = field(repr=False)
     """JSON: source, licence, counts, hashes, versions and `fingerprint`."""
     tokenizer: Tokenizer = field(repr=False)
 
@@ -103,7 +103,7 @@ def _tokenizer(name: str, make: Callable[..., Tokenizer], texts: Corpus, root: P
     if not name.startswith("bpe:"):
         return make(texts.sides["train"], texts.source.name)
 
-    def train() -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def train() -> tuple[Values, dict[str, np.ndarray]]:
         say(f"training {name} on {_size(texts.sides['train']):,} bytes")
         made = make(texts.sides["train"], texts.source.name)
         return {"tokenizer": name}, {"json": np.frombuffer(made.dump().encode(), dtype=np.uint8)}
@@ -113,7 +113,7 @@ def _tokenizer(name: str, make: Callable[..., Tokenizer], texts: Corpus, root: P
     return load_tokenizer(entry.arrays["json"].tobytes().decode())
 
 
-def _encode(texts: Corpus, pieces: Tokenizer, say: Say) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _encode(texts: Corpus, pieces: Tokenizer, say: Say) -> tuple[Values, dict[str, np.ndarray]]:
     arrays = {}
     for side in SIDES:
         say(f"encoding {len(texts.sides[side]):,} {side} documents with {pieces.name}")
@@ -141,7 +141,7 @@ def _versions(texts: Corpus, pieces: Tokenizer) -> dict[str, str]:
     return versions
 
 
-def _manifest(texts: Corpus, pieces: Tokenizer, entry: Entry, fingerprint: str) -> dict[str, Any]:
+def _manifest(texts: Corpus, pieces: Tokenizer, entry: Entry, fingerprint: str) -> Values:
     known = {key: value for key, value in texts.record.items() if key not in ("content", "licence")}
     return {
         "corpus": texts.source.name,

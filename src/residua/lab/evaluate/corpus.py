@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from residua.lab.common.files import Values
 from residua.lab.data import Tokens
 from residua.lab.evaluate.opened import Opened
 from residua.lab.train.sampler import spread
@@ -24,7 +24,7 @@ def corpus_loss(
     windows: int = 0,
     batch: int = 8,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Any]:
+) -> Values:
     """Loss, perplexity and bits per byte on windows of `context` tokens, evenly spaced; 0 takes the whole split.
 
     Each window starts without a past, so a longer context flatters a model: the figure belongs to its context.

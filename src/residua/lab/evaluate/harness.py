@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from residua.extras import need
+from residua.lab.common.files import Values
 from residua.lab.data import Tokens
 from residua.lab.evaluate.local import NAMES, write_tasks
 from residua.lab.evaluate.opened import Opened
@@ -19,7 +20,7 @@ LIMIT = 1024
 """Tokens of context for a model that names no limit of its own."""
 
 
-def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None, *, count: int = 64) -> dict[str, Any]:
+def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None, *, count: int = 64) -> Values:
     """The harness's own results by task: every metric it reports, and its standard error.
 
     Tasks called residua_* are made from `tokens` and need no hub; any other name is the harness's, and its data come
@@ -90,7 +91,7 @@ def _rolling(opened: Opened, text: str) -> float:
     return total
 
 
-def _until(opened: Opened, context: str, settings: dict[str, Any]) -> str:
+def _until(opened: Opened, context: str, settings: Values) -> str:
     """Greedy text, cut at the first of the words that end it."""
     ends = settings.get("until") or []
     most = int(settings.get("max_gen_toks", 128))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
-from typing import Any
 
+from residua.lab.common.files import Values
 from residua.lab.data import Tokens
 
 NAMES = ("residua_cloze", "residua_bits", "residua_copy")
@@ -48,7 +48,7 @@ def _passages(tokens: Tokens, count: int, chance: random.Random) -> list[str]:
     return found if len(found) <= count else chance.sample(found, k=count)
 
 
-def _cloze(passages: list[str], chance: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _cloze(passages: list[str], chance: random.Random) -> tuple[Values, list[Values]]:
     documents = []
     for place, passage in enumerate(passages):
         others = chance.sample([other[LONG:] for i, other in enumerate(passages) if i != place], k=3)
@@ -63,7 +63,7 @@ def _cloze(passages: list[str], chance: random.Random) -> tuple[dict[str, Any], 
     return settings, documents
 
 
-def _bits(passages: list[str], chance: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _bits(passages: list[str], chance: random.Random) -> tuple[Values, list[Values]]:
     settings = {
         "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
         "metric_list": [{"metric": "bits_per_byte"}, {"metric": "byte_perplexity"}],
@@ -71,7 +71,7 @@ def _bits(passages: list[str], chance: random.Random) -> tuple[dict[str, Any], l
     return settings, [{"text": passage} for passage in passages]
 
 
-def _copy(passages: list[str], chance: random.Random) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _copy(passages: list[str], chance: random.Random) -> tuple[Values, list[Values]]:
     documents = []
     for passage in passages:
         words = [word for word in passage.split() if word.isascii()][:4]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from residua.lab.common.files import Record
 from residua.lab.plots.frame import empty
-from residua.lab.plots.lines import _short
 from residua.lab.plots.style import CYCLE, GREY, MARKERS, OKABE_ITO
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def asymmetry(data: Mapping[str, Any]) -> Figure:
+def asymmetry(data: Record) -> Figure:
     """A panel for each quantity, a line for each placement; from the data of `residua.lab.cost.asymmetry` alone."""
     titles = data["titles"]
     figure = empty(11.5, 6.2)
@@ -55,5 +54,5 @@ def _scale(axes: Axes, values: list[float]) -> None:
     axes.set_yscale("symlog", linthresh=least, linscale=0.4)
     axes.set_ylim(-0.03 * least, 1.6 * top)
     axes.set_yticks([0, *(one for one in decades if one <= 1.6 * top)])
-    axes.yaxis.set_major_formatter(lambda y, _: _short(y))
+    axes.yaxis.set_major_formatter(lambda y, _: short(y))
     axes.minorticks_off()

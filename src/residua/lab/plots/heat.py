@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from residua.lab.common.files import Record
 from residua.lab.plots.frame import empty, note, wrapped_label
 from residua.lab.plots.style import PALE, Figures
 
@@ -67,7 +68,7 @@ def page(figures: Figures) -> Figure:
     return figure
 
 
-def _heat_map(axes: Axes, data: Mapping[str, Any], norm: Normalize, *, most_ticks: int) -> None:
+def _heat_map(axes: Axes, data: Record, norm: Normalize, *, most_ticks: int) -> None:
     weights = np.array(data["weights"], dtype=float)  # None becomes NaN
     rows, columns = weights.shape
     axes.imshow(
@@ -85,7 +86,7 @@ def _heat_map(axes: Axes, data: Mapping[str, Any], norm: Normalize, *, most_tick
         spine.set_visible(False)
 
 
-def _write_numbers(axes: Axes, data: Mapping[str, Any], norm: Normalize) -> None:
+def _write_numbers(axes: Axes, data: Record, norm: Normalize) -> None:
     colours = _colours(data["signed"])
     for row, weights in enumerate(data["weights"]):
         for column, weight in enumerate(weights):
@@ -100,7 +101,7 @@ def _write_numbers(axes: Axes, data: Mapping[str, Any], norm: Normalize) -> None
             )  # fmt: skip
 
 
-def _norm(signed: bool, every: Sequence[Mapping[str, Any]]) -> Normalize:
+def _norm(signed: bool, every: Sequence[Record]) -> Normalize:
     """Square roots of the weights, so that the many small ones show beside the few large ones; the sign is kept."""
     from matplotlib.colors import FuncNorm
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from residua.lab.common.files import Record
+from residua.lab.common.tables import short
 from residua.lab.plots.frame import note, panels
-from residua.lab.plots.style import GREY, Figures, styles
+from residua.lab.plots.style import GREY, Figures, points_over_depth, styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +46,7 @@ def curves(figures: Figures, axis: str, title: str, *, enlarged: float) -> Figur
     end.set_title("the end of it, enlarged")
     for axes in (whole, end):
         axes.set_xlabel(title)
-        axes.xaxis.set_major_formatter(_short)
+        axes.xaxis.set_major_formatter(lambda x, _: short(x))
     whole.set_ylabel("validation loss (nats per token)")
     note(figure, figures, " ".join(said))
     return figure
@@ -52,25 +54,30 @@ def curves(figures: Figures, axis: str, title: str, *, enlarged: float) -> Figur
 
 def over_depth(figures: Figures, titles: Mapping[str, str], *, shares: bool) -> Figure:
     """A panel for each number, a line for each series that has it; `shares` are from 0 to 1."""
-    present = [slug for slug in figures["depth"] if any(_points(figures["depth"][slug], key)[0] for key in titles)]
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    present = [
+        slug for slug in figures["depth"] if any(points_over_depth(figures["depth"][slug], key)[0] for key in titles)
+    ]
     figure, drawn = panels(figures, len(titles), only=present)
     every, marked = styles(figures), False
     for axes, (key, title) in zip(drawn, titles.items(), strict=True):
         values: list[float] = []
         for slug in present:
-            x, y = _points(figures["depth"][slug], key)
+            x, y = points_over_depth(figures["depth"][slug], key)
             style = every[slug]
             size = 3 if len(x) <= DOTTED else 0
             axes.plot(x, y, color=style.colour, linestyle=style.dash, marker=style.marker, markersize=size)
             values += y
         axes.set_title(title)
         axes.set_xlabel("Transformer block (the head is last)")
-        axes.xaxis.set_major_locator(_whole_ticks())
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if shares:
             axes.set_ylim(0, 1.03)
         elif min(values, default=0) > 0 and max(values) > 8 * min(values):
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(_log_ticks(max(values) / min(values)))
+            subs = (1.0, 2.0, 5.0) if max(values) / min(values) < 200 else (1.0,)
+            axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=9))
             axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
             axes.yaxis.set_minor_formatter("")
         else:
@@ -107,38 +114,13 @@ def quality(figures: Figures) -> Figure:
 
 def defined(figures: Figures, key: str) -> bool:
     """Whether any series has this number at any site."""
-    return any(_points(depth, key)[0] for depth in figures["depth"].values())
+    return any(points_over_depth(depth, key)[0] for depth in figures["depth"].values())
 
 
-def _mark_deep_third(axes: Axes, depths: Sequence[Mapping[str, Any]]) -> bool:
+def _mark_deep_third(axes: Axes, depths: Sequence[Record]) -> bool:
     """Shade it if all series have the same: models of several depths have several."""
     edges = {(depth["position"][depth["deep"].index(True)], depth["position"][-1]) for depth in depths}
     if len(edges) == 1:
         ((begin, end),) = edges
         axes.axvspan(begin - 0.25, end + 0.25, color="#f3f3f3", zorder=0, linewidth=0)
     return len(edges) == 1
-
-
-def _points(depth: Mapping[str, Any], key: str) -> tuple[list[float], list[float]]:
-    pairs = [(x, y) for x, y in zip(depth["position"], depth[key], strict=True) if y is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _whole_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(integer=True)
-
-
-def _log_ticks(ratio: float) -> Any:
-    from matplotlib.ticker import LogLocator
-
-    return LogLocator(subs=(1.0, 2.0, 5.0) if ratio < 200 else (1.0,), numticks=9)
-
-
-def _short(value: float, _: object = None) -> str:
-    """1500000 as 1.5M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:g}"

@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-Figures = Mapping[str, Any]
+from residua.lab.common.files import Record
+
+Figures = Record
 """What `residua.lab.figures.collect` gives."""
 
 OKABE_ITO: Mapping[str, str] = {
@@ -80,3 +82,9 @@ def styles(figures: Figures) -> dict[str, Style]:
             found[slug] = Style(OKABE_ITO[CYCLE[colour]], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
             others += 1
     return found
+
+
+def points_over_depth(depth: Record, key: str) -> tuple[list[float], list[float]]:
+    """Where a number over depth is defined, and its values there."""
+    pairs = [(x, y) for x, y in zip(depth["position"], depth[key], strict=True) if y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]

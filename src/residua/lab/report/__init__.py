@@ -7,11 +7,10 @@ write_inspection(data, path)           of one model and prompt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import write_text
+from residua.lab.common.files import Record, write_text
 from residua.lab.report.data import PROMPT as PROMPT
 from residua.lab.report.data import gather as gather
 from residua.lab.report.inspection import inspection as inspection
@@ -40,7 +39,7 @@ def write(
     return path
 
 
-def write_inspection(data: Mapping[str, Any], out: Path | str) -> Path:
+def write_inspection(data: Record, out: Path | str) -> Path:
     """Write the page of one model and prompt; `residua.lab.report.inspection` says what the data are."""
     text = render(inspection(data))
     write_text(Path(out), text)

@@ -7,13 +7,13 @@ and bytes moved an upper bound, since caches save some of them: the measured spe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.cost import predict
-from residua.lab.runs import Record, Series, rounded
+from residua.lab.runs import Series, rounded
 
 
-def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]:
+def costs(shown: Sequence[Series], drawn: Record) -> list[Values | None]:
     """One entry a series, in order; None where a run keeps no configuration."""
     found = {each.slug: _cost(each, drawn["quality"][each.slug]) for each in shown}
     for each in shown:
@@ -27,7 +27,7 @@ def costs(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any] | None]
     return list(found.values())
 
 
-def _cost(series: Series, quality: Record) -> dict[str, Any] | None:
+def _cost(series: Series, quality: Record) -> Values | None:
     first = series.seeds[0]
     if first.settings is None or first.manifest is None:
         return None

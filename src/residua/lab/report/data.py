@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from residua.lab import figures
+from residua.lab.common.files import Record, Values
 from residua.lab.compare.plan import PLAN
 from residua.lab.compare.series import read_series
 from residua.lab.plots.style import DASHES, OKABE_ITO, styles
@@ -25,7 +26,7 @@ from residua.lab.report.look import Look, look
 from residua.lab.report.runs import run_data
 from residua.lab.report.summary import summary
 from residua.lab.report.text import visible, visible_token, visible_tree
-from residua.lab.runs import FinishedRun, Record, Series, rounded
+from residua.lab.runs import FinishedRun, Series, rounded
 from residua.lab.train import CheckpointError, load_model
 
 FORMAT = 1
@@ -54,7 +55,7 @@ def gather(
     prompt: str = PROMPT,
     checkpoints: bool = True,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Values:
     """The data of a page for a comparison, or for one or several runs.
 
     read:        what lies in these directories, where somebody has read it already.
@@ -164,25 +165,25 @@ def _completed(series: Series, looked: _Looked | None, notes: list[str]) -> Seri
     return replace(series, seeds=[replace(seed, routing=found.record) for seed, found in pairs if found is not None])
 
 
-def _series(shown: Sequence[Series], drawn: Record) -> list[dict[str, Any]]:
-    looks, names = styles(drawn), {value: name for name, value in OKABE_ITO.items()}
+def _series(shown: Sequence[Series], drawn: Record) -> list[Values]:
     return [
-        {
-            "label": visible(each.label),
-            "colour": names[looks[each.slug].colour],
-            "dash": DASHES.index(looks[each.slug].dash),
-            "seeds": [seed.seed for seed in each.seeds],
-            "baseline": each.slug == each.baseline,
-        }
+        {"label": visible(each.label), **look_of(drawn, each.slug), "seeds": [seed.seed for seed in each.seeds],
+         "baseline": each.slug == each.baseline}
         for each in shown
-    ]
+    ]  # fmt: skip
 
 
-def _listed(shown: Sequence[Series], section: Mapping[str, Any]) -> list[Any]:
+def look_of(drawn: Record, slug: str) -> Values:
+    """The colour and the dash of a series, as the style sheet names them."""
+    style, names = styles(drawn)[slug], {value: name for name, value in OKABE_ITO.items()}
+    return {"colour": names[style.colour], "dash": DASHES.index(style.dash)}
+
+
+def _listed(shown: Sequence[Series], section: Record) -> list[Any]:
     return [section.get(each.slug) for each in shown]
 
 
-def depth_of(drawn: Record, slug: str, looks: Sequence[Look | None]) -> dict[str, Any] | None:
+def depth_of(drawn: Record, slug: str, looks: Sequence[Look | None]) -> Values | None:
     """The numbers over depth, with the similarity of the sources, and the prompt's gradients where there are no
     others."""
     depth = drawn["depth"].get(slug)
@@ -202,9 +203,9 @@ def depth_of(drawn: Record, slug: str, looks: Sequence[Look | None]) -> dict[str
     return found
 
 
-def axes_of(route: Record | None, routing: Record | None, looks: Sequence[Look | None]) -> dict[str, Any]:
+def axes_of(route: Record | None, routing: Record | None, looks: Sequence[Look | None]) -> Values:
     """The same number on both axes: the mean weight of what lies 0, 1, 2, ... steps back."""
-    found: dict[str, Any] = {"depth": None, "sequence": None}
+    found: Values = {"depth": None, "sequence": None}
     if route is not None and routing is not None and _is_ordered(route):
         found["depth"] = {
             "sites": route["sites"],

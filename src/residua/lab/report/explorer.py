@@ -13,12 +13,12 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from torch import Tensor
 
+from residua.lab.common.files import Record, Values
 from residua.lab.report.look import Look
-from residua.lab.runs import Record, mean_if_all, rounded
+from residua.lab.runs import mean_if_all, rounded
 
 MEAN = "mean"
 MOST_HEADS = 16
@@ -32,11 +32,11 @@ LARGEST = 32767
 
 
 def explorer(
-    routing: Mapping[str, Any],
+    routing: Record,
     seeds: Sequence[tuple[int, Record, Look | None]],
     tokens: Sequence[str] | None,
     sample: str,
-) -> dict[str, Any]:
+) -> Values:
     """One series: `routing` is its part of the figures, `tokens` those of the prompt, or None where none was run, and
     `sample` what the means are over."""
     first = seeds[0][1]
@@ -68,7 +68,7 @@ def explorer(
     }
 
 
-def bound(every: Mapping[str, dict[str, Any]]) -> list[str]:
+def bound(every: Mapping[str, Values]) -> list[str]:
     """Leave out the seeds, then the lanes and heads, of maps too large for one page; what was left out, in words."""
 
     def numbers() -> int:
@@ -88,7 +88,7 @@ def bound(every: Mapping[str, dict[str, Any]]) -> list[str]:
     return said
 
 
-def pack(every: Mapping[str, dict[str, Any]], looks: Mapping[str, Sequence[Look | None]]) -> list[str]:
+def pack(every: Mapping[str, Values], looks: Mapping[str, Sequence[Look | None]]) -> list[str]:
     """Put the tokens' weights into the explorers, in a page of bounded size; what had to be left out, in words."""
     ready = {slug: data for slug, data in every.items() if data["tokens"] and all(looks[slug])}
     for data in every.values():
@@ -113,7 +113,7 @@ def pack(every: Mapping[str, dict[str, Any]], looks: Mapping[str, Sequence[Look 
     return said
 
 
-def _room(ready: Sequence[Mapping[str, Any]], tokens: int) -> tuple[int | None, int | None, int]:
+def _room(ready: Sequence[Record], tokens: int) -> tuple[int | None, int | None, int]:
     """How many seeds, views (None: all) and tokens a page of bounded size has room for: tokens are worth the most."""
     choices: tuple[tuple[int | None, int | None], ...] = ((None, None), (1, None), (1, 1))
     for seeds, views in choices:

@@ -12,13 +12,13 @@ What is given, ready for JSON:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from residua.lab import figures
+from residua.lab.common.files import Record, Values
 from residua.lab.report import explorer as explorers
 from residua.lab.report.colour import DIVERGING, SEQUENTIAL
 from residua.lab.report.data import FORMAT, PAPER, PROMPTED, axes_of, depth_of
@@ -29,7 +29,7 @@ from residua.lab.runs import FinishedRun, Series
 SLUG = "model"
 
 
-def inspection(found: Mapping[str, Any]) -> dict[str, Any]:
+def inspection(found: Record) -> Values:
     """Everything the page shows of one model and prompt."""
     needed = [key for key in ("model", "design", "prompt", "tokens", "record", "weights") if key not in found]
     if needed:
@@ -46,7 +46,7 @@ def inspection(found: Mapping[str, Any]) -> dict[str, Any]:
         tokens = [visible_piece(text) or "<special>" for text in found["tokens"]]
         route = explorers.explorer(drawn["routing"][SLUG], [(0, record, looked)], tokens, PROMPTED)
         notes = explorers.bound({SLUG: route}) + explorers.pack({SLUG: route}, {SLUG: [looked]})
-    data: dict[str, Any] = {
+    data: Values = {
         "format": FORMAT,
         "title": visible(found["model"]),
         "kind": "inspection",

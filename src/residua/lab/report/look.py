@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from residua import ops
+from residua.lab.common.files import Values
 from residua.lab.diagnose import record_routing
 from residua.model import Transformer, token_loss
 
@@ -27,7 +28,7 @@ MOST_OFFSETS = 16
 class Look:
     """What was seen."""
 
-    record: dict[str, Any]
+    record: Values
     """As `residua compare` keeps it of a run: the summary, with gradients, and the mean weights by site."""
     weights: dict[str, Float[Tensor, "lane n t group"]]
     attention: dict[str, list[float]]

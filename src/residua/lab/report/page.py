@@ -9,13 +9,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from residua._version import __version__
+from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import times
+from residua.lab.plots.style import points_over_depth
 from residua.lab.report import svg
 from residua.lab.report.look import MOST_OFFSETS
 
@@ -47,7 +49,7 @@ SHARES = ("max_weight", "normalised_entropy")
 REGIMES = {"identity": "c-sky", "projection": "c-blue", "reflection": "c-vermillion", "between": "c-none"}
 
 
-def render(data: Mapping[str, Any]) -> str:
+def render(data: Record) -> str:
     """The page of what `gather` or an inspection found."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -97,7 +99,7 @@ def render(data: Mapping[str, Any]) -> str:
     )
 
 
-def as_json(value: Any) -> str:
+def as_json(value: object) -> str:
     """JSON that no content can turn into markup: the signs that could close or open something are escapes."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -123,7 +125,7 @@ def _marked(value: Any) -> Any:
     return [_marked(each) for each in value] if isinstance(value, list) else value
 
 
-def pictures(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def pictures(data: Record, measured: Sequence[tuple[str, str]]) -> Values:
     """Every static picture, by the view it stands in."""
     return {
         "forest": _forest(data),
@@ -139,13 +141,13 @@ def pictures(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -> di
     }
 
 
-def _forest(data: Mapping[str, Any]) -> str:
+def _forest(data: Record) -> str:
     rows = [] if data["summary"] is None else data["summary"]["differences"]
     named = [(svg.style(data["series"][row["series"]]), data["series"][row["series"]]["label"], row) for row in rows]
     return svg.forest(named) if named else ""
 
 
-def curve_charts(data: Mapping[str, Any]) -> list[str]:
+def curve_charts(data: Record) -> list[str]:
     """Loss against tokens and against processor time, from the second validation on: the first is of no model."""
     charts = []
     for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
@@ -162,7 +164,7 @@ def curve_charts(data: Mapping[str, Any]) -> list[str]:
     return charts
 
 
-def routing_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def routing_maps(data: Record) -> list[Values]:
     """One map a design; one scale for those with signed weights, and one for the others."""
     grids = [(place, each, grid(each, 0)) for place, each in enumerate(data["routing"]) if each is not None]
     tops = {
@@ -182,7 +184,7 @@ def routing_maps(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def grid(each: Mapping[str, Any], seed: int) -> list[list[float | None]]:
+def grid(each: Record, seed: int) -> list[list[float | None]]:
     """[site][source] of the mean over seeds (0) or of a seed (1, 2, ...); None where a site cannot read a source."""
     flat = iter(each["means"]["mean"][seed])
     rows = []
@@ -192,7 +194,7 @@ def grid(each: Mapping[str, Any], seed: int) -> list[list[float | None]]:
     return rows
 
 
-def unpacked(each: Mapping[str, Any], seed: int, view: int = 0) -> list[list[float]]:
+def unpacked(each: Record, seed: int, view: int = 0) -> list[list[float]]:
     """[cell][token] of a seed: what the script unpacks."""
     from array import array
 
@@ -202,7 +204,7 @@ def unpacked(each: Mapping[str, Any], seed: int, view: int = 0) -> list[list[flo
     return [[numbers[start + cell * tokens + token] * each["step"] for token in range(tokens)] for cell in range(cells)]
 
 
-def _strips(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _strips(data: Record) -> list[Values]:
     strips = []
     for place, each in enumerate(data["routing"]):
         if each is None or not each["tokens"]:
@@ -218,12 +220,12 @@ def _strips(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return strips
 
 
-def depth_charts(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -> list[str]:
+def depth_charts(data: Record, measured: Sequence[tuple[str, str]]) -> list[str]:
     """A chart for each number over depth."""
     charts = []
     for key, title in measured:
         lines = [
-            svg.Line(svg.style(series), series["label"], *_points_of(depth, key), dots=len(depth["sites"]) <= 40)
+            svg.Line(svg.style(series), series["label"], *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
             for series, depth in zip(data["series"], data["depth"], strict=True)
             if depth is not None and any(_known(depth[key]))
         ]
@@ -242,7 +244,7 @@ def depth_charts(data: Mapping[str, Any], measured: Sequence[tuple[str, str]]) -
     return charts
 
 
-def deep_third(depths: Sequence[Any], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
+def deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
     """Where the last third of the blocks begins and ends among what is drawn, if all series agree."""
     begins = {depth["position"][depth["deep"].index(True)] for depth in depths if depth and True in depth["deep"]}
     xs = [x for line in lines for x in line.xs]
@@ -252,12 +254,7 @@ def deep_third(depths: Sequence[Any], lines: Sequence[svg.Line]) -> tuple[float,
     return (max(begin - 0.25, min(xs)), max(xs)) if max(xs) > begin else None
 
 
-def _points_of(depth: Mapping[str, Any], key: str) -> tuple[list[float], list[float | None]]:
-    pairs = [(x, y) for x, y in zip(depth["position"], depth[key], strict=True) if y is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs]
-
-
-def _beta(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _beta(data: Record) -> list[Values]:
     return [
         {
             "series": place,
@@ -273,12 +270,12 @@ def _beta(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _axes(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _axes(data: Record) -> list[Values]:
     found = []
     for place, axes in enumerate(data["axes"]):
         if not any(axes.values()):
             continue
-        drawn: dict[str, Any] = {"series": place, "depth": "", "sequence": ""}
+        drawn: Values = {"series": place, "depth": "", "sequence": ""}
         routed = data["routing"][place] is not None
         drawn["no_depth"] = (
             "Its sources are parallel streams: none is older than another."
@@ -298,7 +295,7 @@ def _axes(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def quality_charts(data: Mapping[str, Any]) -> list[str]:
+def quality_charts(data: Record) -> list[str]:
     """Bits per byte against speed and memory over the baseline's."""
     charts = []
     for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
@@ -313,7 +310,7 @@ def quality_charts(data: Mapping[str, Any]) -> list[str]:
     return charts
 
 
-def _speeds(data: Mapping[str, Any]) -> str:
+def _speeds(data: Record) -> str:
     rows = [
         (
             svg.style(data["series"][place]),
@@ -327,7 +324,7 @@ def _speeds(data: Mapping[str, Any]) -> str:
     return svg.marks(rows, "Speed over the baseline's, measured and predicted") if rows else ""
 
 
-def _tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _tables(data: Record) -> list[Values]:
     return [
         {
             "series": place,
@@ -342,11 +339,11 @@ def _tables(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _cells(each: Mapping[str, Any]) -> int:
+def _cells(each: Record) -> int:
     return len(each["sites"]) * len(each["sources"])
 
 
-def _claim(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _claim(data: Record) -> list[Values]:
     """The largest weight of every design that routes, over all sites and over the deep third."""
     rows = []
     for place, depth in enumerate(data["depth"]):
@@ -365,14 +362,14 @@ def _claim(data: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _gradients(data: Mapping[str, Any]) -> str:
+def _gradients(data: Record) -> str:
     of = {depth["gradient_of"] for depth in data["depth"] if depth and any(_known(depth["gradient_norm"]))}
     if "prompt" not in of:
         return ""
     return "The gradient is that of the loss on the prompt of the routing explorer, not of a training batch."
 
 
-def _opening(data: Mapping[str, Any]) -> str:
+def _opening(data: Record) -> str:
     names = len(data["series"])
     if data["kind"] == "inspection":
         loss = "" if data["loss"] is None else f" Its loss there is {data['loss']:.4f} nats per token."
@@ -383,7 +380,7 @@ def _opening(data: Mapping[str, Any]) -> str:
     return "One run." if names == 1 else f"{names} configurations, trained one by one."
 
 
-def _starts(data: Mapping[str, Any]) -> set[int]:
+def _starts(data: Record) -> set[int]:
     """The cells of a row that open a group of columns."""
     found, place = set(), 0
     for group in () if data["summary"] is None else data["summary"]["groups"]:
@@ -392,5 +389,5 @@ def _starts(data: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def _known(values: Sequence[Any]) -> list[bool]:
+def _known(values: Sequence[object]) -> list[bool]:
     return [value is not None for value in values]

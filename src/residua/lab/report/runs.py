@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.runs import FinishedRun, Series, read_if_there, rounded
 from residua.lab.train.config import config_fields
 
 
-def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, Any]:
+def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> Values:
     """The runs one by one, what their configurations share and where they differ, and commands."""
     configs = [each.seeds[0].settings or {} for each in shown]
     manifests = [each.seeds[0].manifest or {} for each in shown]
@@ -28,7 +28,7 @@ def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> dict[str, A
     }
 
 
-def _row(place: int, run: FinishedRun) -> dict[str, Any]:
+def _row(place: int, run: FinishedRun) -> Values:
     result = run.result
     return {
         "series": place,
@@ -44,9 +44,7 @@ def _row(place: int, run: FinishedRun) -> dict[str, Any]:
     }
 
 
-def _commands(
-    out: Path, shown: Sequence[Series], configs: Sequence[Mapping[str, Any]], looked: bool
-) -> list[dict[str, str]]:
+def _commands(out: Path, shown: Sequence[Series], configs: Sequence[Record], looked: bool) -> list[dict[str, str]]:
     found = []
     results = read_if_there(out / "results.json") or {}
     if results.get("command"):
@@ -59,7 +57,7 @@ def _commands(
     return [*found, {"what": "this page", "command": shlex.join(report)}]
 
 
-def train_command(config: Mapping[str, Any], out: str) -> str:
+def train_command(config: Record, out: str) -> str:
     """`residua train` with the flags that are not at their default."""
     parts = ["residua", "train"]
     for name, field in config_fields().items():
@@ -74,12 +72,12 @@ def train_command(config: Mapping[str, Any], out: str) -> str:
     return shlex.join([*parts, "--out", out])
 
 
-def _facts(found: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> dict[str, str]:
+def _facts(found: Sequence[Record], keys: Sequence[str] | None = None) -> dict[str, str]:
     """What the manifests say of each key; several answers side by side."""
     chosen = keys if keys is not None else list(dict.fromkeys(key for each in found for key in each))
     answers = {key: list(dict.fromkeys(str(each[key]) for each in found if key in each)) for key in chosen}
     return {key: ", ".join(values) for key, values in answers.items() if values}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -7,20 +7,19 @@ installed. A picture has a ground of its own, since the page around it may be li
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
-from typing import Any
 
-from residua.lab.plots.style import DASHES, OKABE_ITO, styles
+from residua.lab.common.files import Record, Values
 from residua.lab.report import svg
-from residua.lab.report.data import PAPER
+from residua.lab.report.data import PAPER, look_of
 from residua.lab.report.page import HERE, MEASURED, curve_charts, depth_charts, quality_charts
 
 GAP, PAD = 24, 16
 DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
 
 
-def pictures(figures: Mapping[str, Any]) -> dict[str, str]:
+def pictures(figures: Record) -> dict[str, str]:
     """Name -> SVG, of every picture that the data allow."""
     data = _listed(figures)
     measured = [(key, MEASURED[key]) for key in DEPTH if any(_has(each, key) for each in data["depth"])]
@@ -33,7 +32,7 @@ def pictures(figures: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def sheet(panels: Sequence[str], series: Sequence[Mapping[str, Any]], columns: int) -> str:
+def sheet(panels: Sequence[str], series: Sequence[Record], columns: int) -> str:
     """Panels side by side, below the names of the series."""
     panels = [panel for panel in panels if panel]
     if not panels:
@@ -59,7 +58,7 @@ def sheet(panels: Sequence[str], series: Sequence[Mapping[str, Any]], columns: i
     )
 
 
-def _legend(series: Sequence[Mapping[str, Any]], width: float) -> tuple[str, float]:
+def _legend(series: Sequence[Record], width: float) -> tuple[str, float]:
     parts, x, y = [], float(PAD), 12.0
     for each in series:
         room = 36 + 7.2 * len(each["label"]) + 16
@@ -73,19 +72,15 @@ def _legend(series: Sequence[Mapping[str, Any]], width: float) -> tuple[str, flo
     return "".join(parts), y + 14 if series else 0.0
 
 
-def _listed(figures: Mapping[str, Any]) -> dict[str, Any]:
+def _listed(figures: Record) -> Values:
     """The figures as the page has them: series in a list."""
-    looks, names = styles(figures), {value: name for name, value in OKABE_ITO.items()}
     return {
-        "series": [
-            {"label": label, "colour": names[looks[slug].colour], "dash": DASHES.index(looks[slug].dash)}
-            for slug, label in figures["labels"].items()
-        ],
+        "series": [{"label": label, **look_of(figures, slug)} for slug, label in figures["labels"].items()],
         "paper": PAPER,
     } | {key: [figures[key].get(slug) for slug in figures["labels"]] for key in ("curves", "depth", "quality")}
 
 
-def _maps(figures: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
+def _maps(figures: Record, data: Record) -> list[str]:
     maps = []
     labels = dict(zip(figures["labels"], data["series"], strict=True))
     for signed in (False, True):
@@ -100,5 +95,5 @@ def _maps(figures: Mapping[str, Any], data: Mapping[str, Any]) -> list[str]:
     return maps
 
 
-def _has(depth: Mapping[str, Any] | None, key: str) -> bool:
+def _has(depth: Record | None, key: str) -> bool:
     return depth is not None and any(value is not None for value in depth[key])

@@ -6,20 +6,20 @@ finished seeds say, without a verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import times
 from residua.lab.compare.table import columns, legend
-from residua.lab.runs import Record, Series, read_if_there, rounded
+from residua.lab.runs import Series, read_if_there, rounded
 
 COST = ("params", "speed", "memory", "equal time")
 ROUTING = ("max w", "entropy", "eff n", "collapsed")
 
 
-def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> dict[str, Any]:
+def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> Values:
     """Columns, rows, differences, a legend, and notes."""
     results = _results(comparison, shown)
     if results is None:
@@ -52,7 +52,7 @@ def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> 
     }
 
 
-def _results(comparison: Path | None, shown: Sequence[Series]) -> Mapping[str, Any] | None:
+def _results(comparison: Path | None, shown: Sequence[Series]) -> Record | None:
     """The results of a comparison, if they are those of the runs that lie there now."""
     results = None if comparison is None else read_if_there(comparison / "results.json")
     if comparison is None or results is None:
@@ -62,10 +62,10 @@ def _results(comparison: Path | None, shown: Sequence[Series]) -> Mapping[str, A
     return results if told == there else None
 
 
-def _unjudged(shown: Sequence[Series], drawn: Record) -> dict[str, Any]:
+def _unjudged(shown: Sequence[Series], drawn: Record) -> Values:
     """What the finished seeds say: means and ranges, no interval and no verdict."""
 
-    def row(place: int, each: Series) -> dict[str, Any]:
+    def row(place: int, each: Series) -> Values:
         quality, bits = drawn["quality"][each.slug], drawn["quality"][each.slug]["bits_per_byte"]
         losses = [seed.result["loss"] for seed in each.seeds]
         spread = f" ({bits['low']:.4f} to {bits['high']:.4f})" if len(losses) > 1 else ""

@@ -7,12 +7,16 @@ comes from a run is escaped here.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
+from residua.lab.common.files import Record
+from residua.lab.common.tables import short
 from residua.lab.report.colour import as_hex, is_dark, shade
+
+Scale = Callable[[float], float]
+"""From a number to its place on the picture."""
 
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 40
@@ -51,7 +55,7 @@ class Chart:
     references: Sequence[tuple[float, str]] = field(default_factory=list)
 
 
-def style(series: Any) -> str:
+def style(series: Record) -> str:
     """The classes of a series: its colour and its dash."""
     return f"c-{series['colour']} d{series['dash']}"
 
@@ -88,7 +92,7 @@ def lines(chart: Chart) -> str:
     return _svg(WIDTH, HEIGHT, parts, f"{chart.title}: {', '.join(line.name for line in chart.lines)}")
 
 
-def _line(line: Line, across: Any, up: Any) -> str:
+def _line(line: Line, across: Scale, up: Scale) -> str:
     parts = []
     if line.low is not None and line.high is not None and list(line.low) != list(line.high):
         there = [f"{across(x):.1f} {up(y):.1f}" for x, y in zip(line.xs, line.high, strict=True)]
@@ -196,7 +200,7 @@ def _paths(
     return f'<g transform="translate({x:.1f} {y:.1f})scale({wide:.3f} {high:.3f})">{behind}{paths}</g>'
 
 
-def forest(rows: Sequence[tuple[str, str, Any]]) -> str:
+def forest(rows: Sequence[tuple[str, str, Record]]) -> str:
     """Differences from the baseline with their intervals: (style, name, difference)."""
     values = [value for _, _, gap in rows for value in (gap["mean"], gap["low"], gap["high"]) if value is not None]
     reach = max((abs(value) for value in values), default=0.0) * 1.15 or 1.0
@@ -241,7 +245,9 @@ class _Mark:
     said: str
 
 
-def _rows(drawn: Sequence[_Mark], low: float, high: float, zero: float, text: Any) -> tuple[Any, list[str]]:
+def _rows(
+    drawn: Sequence[_Mark], low: float, high: float, zero: float, text: Callable[[float], str]
+) -> tuple[Scale, list[str]]:
     across = _scale(low, high, ROWS_MARGIN, ROWS_WIDTH - 16)
     bottom = ROWS_TOP + ROW * len(drawn)
     parts = []
@@ -262,11 +268,11 @@ def _rows(drawn: Sequence[_Mark], low: float, high: float, zero: float, text: An
     return across, parts
 
 
-def _rows_height(rows: Sequence[Any]) -> float:
+def _rows_height(rows: Sequence[object]) -> float:
     return ROWS_TOP + ROW * len(rows) + 24
 
 
-def points(rows: Sequence[tuple[str, str, float, Any]], x_title: str, y_title: str, title: str) -> str:
+def points(rows: Sequence[tuple[str, str, float, Record]], x_title: str, y_title: str, title: str) -> str:
     """Quality against cost: (style, name, x, band of y)."""
     xs, bands = [x for _, _, x, _ in rows], [band for *_, band in rows]
     low, high = min(band["low"] for band in bands), max(band["high"] for band in bands)
@@ -359,20 +365,12 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [value for value in found if low <= value <= high]
 
 
-def short(value: float) -> str:
-    """1500000 as 1.5M."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:g}{letter}"
-    return f"{value:.6g}"
-
-
 def clipped(name: str, most: int = 14) -> str:
     """A name that fits beside an axis."""
     return name if len(name) <= most else f"{name[: most - 1]}\u2026"
 
 
-def _scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> Any:
+def _scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> Scale:
     bend = math.log if log else float
     bottom, top = bend(low), bend(high)
     return lambda value: start + (bend(value) - bottom) / ((top - bottom) or 1.0) * (end - start)

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from residua._version import __version__
+from residua.lab.common.files import Record, Values
 from residua.lab.common.stats import paired, spread
 from residua.lab.tasks.kept import Kept
 from residua.lab.tasks.registry import build
@@ -29,7 +29,7 @@ from residua.lab.train.sampler import Batch, Batches
 from residua.lab.train.subject import OwnModel
 from residua.model import Transformer
 
-Listener = Callable[[Mapping[str, Any]], None]
+Listener = Callable[[Record], None]
 Row = tuple[str, str]
 """A design and its layout."""
 SOLVED = 0.95
@@ -90,7 +90,7 @@ class Solver(OwnModel):
 
     fused = False  # the committed results were made with the plain one
 
-    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+    def look(self, batch: Batch, logits: Tensor) -> Values:
         return {"accuracy": accuracy(logits, batch.targets)}
 
 
@@ -129,7 +129,7 @@ def run_task(
     also: Sequence[Row] = (),
     rates: Sequence[float] = (),
     kept: Kept | None = None,
-) -> dict[str, Any]:
+) -> Values:
     """Train every design with every seed; a row a design, the first being the baseline.
 
     also:  more rows, each a design in a layout of its own.
@@ -141,7 +141,7 @@ def run_task(
     listen, kept, recipe = on_event or (lambda event: None), kept or Kept(), recipe or TaskRecipe()
     task, pairs, tried = requested(spec, designs, seeds, recipe, also=also, rates=rates)
 
-    def run(pair: Row, seed: int, own: TaskRecipe) -> dict[str, Any]:
+    def run(pair: Row, seed: int, own: TaskRecipe) -> Values:
         asked = {
             "task": spec, "design": pair[0], "layout": pair[1], "seed": seed, "recipe": asdict(own),
             "residua": __version__, "torch": torch.__version__,
@@ -158,7 +158,7 @@ def run_task(
         chosen[pair] = _best(pair, tried, run, listen, notes)
     if not tried and len(pairs) > 1:
         notes.append("One learning rate for all, not tuned: a design that likes another is misjudged. --lr-grid tunes.")
-    runs: dict[Row, list[dict[str, Any]]] = {pair: [] for pair in pairs}
+    runs: dict[Row, list[Values]] = {pair: [] for pair in pairs}
     for pair, seed in product(pairs, seeds):
         try:
             runs[pair].append(run(pair, seed, chosen[pair]))
@@ -194,7 +194,7 @@ def run_task(
 def _best(
     pair: Row,
     tried: Sequence[TaskRecipe],
-    run: Callable[[Row, int, TaskRecipe], dict[str, Any]],
+    run: Callable[[Row, int, TaskRecipe], Values],
     listen: Listener,
     notes: list[str],
 ) -> TaskRecipe:
@@ -217,7 +217,7 @@ def _best(
     return best
 
 
-def train_on(task: Task, config: TrainConfig, tested: int) -> dict[str, Any]:
+def train_on(task: Task, config: TrainConfig, tested: int) -> Values:
     """One design, one seed: the accuracy on `tested` held-out rows at the end, and along the way."""
     rows = Rows(task, config, tested)
     subject = Solver(config, task.vocab, torch.device("cpu"))
@@ -232,7 +232,7 @@ def train_on(task: Task, config: TrainConfig, tested: int) -> dict[str, Any]:
     return result | _routing(subject.model, rows)
 
 
-def _routing(model: Transformer, rows: Rows) -> dict[str, Any]:
+def _routing(model: Transformer, rows: Rows) -> Values:
     """Where the true routing is known, how well the recorded one follows it."""
     held = rows.held
     if "route" not in held.extra:

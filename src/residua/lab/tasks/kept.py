@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.files import Record, Values, read_json, write_json
 from residua.lab.common.locks import locked
 
 
@@ -22,13 +21,13 @@ class Kept:
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
-        self.runs: dict[str, dict[str, Any]] = read_json(file) if file is not None and file.exists() else {}
+        self.runs: dict[str, Values] = read_json(file) if file is not None and file.exists() else {}
 
-    def get(self, asked: Mapping[str, Any]) -> dict[str, Any] | None:
+    def get(self, asked: Record) -> Values | None:
         """The run that was asked for, if it is there."""
         return self.runs.get(_key(asked))
 
-    def put(self, asked: Mapping[str, Any], run: dict[str, Any]) -> None:
+    def put(self, asked: Record, run: Values) -> None:
         """Keep a run from now on."""
         self.runs[_key(asked)] = run
         if self.file is not None:
@@ -47,5 +46,5 @@ def kept_in(folder: Path | None) -> Iterator[Kept]:
         shutil.rmtree(folder, ignore_errors=True)  # a system that keeps an open lock keeps the folder, empty of runs
 
 
-def _key(asked: Mapping[str, Any]) -> str:
+def _key(asked: Record) -> str:
     return json.dumps(asked, sort_keys=True)

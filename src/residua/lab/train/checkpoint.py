@@ -16,13 +16,12 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from residua.lab.common.digests import file_digest, json_digest
-from residua.lab.common.files import DiskFull, read_json, room_for, sync_folder, write_file
+from residua.lab.common.files import DiskFull, Record, Values, read_json, room_for, sync_folder, write_file
 
 FORMAT = 1
 PARTS = ("model", "optimizer", "rng")
@@ -44,7 +43,7 @@ class Checkpoint:
     step: int
     tensors: Mapping[str, Mapping[str, Tensor]]
     """By part, then by name."""
-    info: Mapping[str, Any]
+    info: Record
     """Plain values that belong to the state: configuration, seconds spent, the last validation."""
 
 
@@ -170,7 +169,7 @@ def serialized(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece: no second copy of the tensors, and the checksum in the same pass."""
     # largest items first, as the format's own writer does: every tensor is then aligned
     ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
-    header: dict[str, Any] = {}
+    header: Values = {}
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
@@ -187,6 +186,6 @@ def name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _seal(state: Mapping[str, Any]) -> str:
+def _seal(state: Record) -> str:
     """The checksum of everything in state.json but itself."""
     return json_digest({key: value for key, value in state.items() if key != "seal"})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-Event = Mapping[str, Any]
+from residua.lab.common.files import Record
+
+Event = Record
 
 
 class Display:

@@ -12,16 +12,15 @@ run.lock        held while a process works here
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from residua._version import __version__
 from residua.lab.common import locks
-from residua.lab.common.files import read_json, sync_folder, write_json
+from residua.lab.common.files import Record, Values, read_json, sync_folder, write_json
 from residua.lab.train.metrics import MetricsFile
 from residua.lab.train.recipe import Recipe
 
@@ -70,9 +69,7 @@ class RunFolder:
                 f"{self.path} belongs to another configuration ({'; '.join(differing)}); choose another directory"
             )
 
-    def start(
-        self, config: Recipe, data: Mapping[str, Any], device: torch.device, tokenizer: Mapping[str, Any] | None
-    ) -> None:
+    def start(self, config: Recipe, data: Record, device: torch.device, tokenizer: Record | None) -> None:
         """Write what identifies the run, or check that the data are still those it began with."""
         if self.manifest.exists():
             began = read_json(self.manifest)["data"].get("fingerprint")
@@ -92,7 +89,7 @@ class RunFolder:
         sync_folder(self.path.absolute().parent)
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> Values:
     """Versions and hardware: what a result depends on beside the config and the data."""
     from residua.ops import _backend
 

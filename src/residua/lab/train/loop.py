@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from residua.lab.common.files import Values
 from residua.lab.train.checkpoint import Checkpoint
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.meter import Meter
@@ -44,10 +45,10 @@ class Trainer:
         self.optimizers = Optimizers(config, self.model, subject.groups(), fused=subject.fused)
         self.meter = Meter(self.device)
         self.step = 0
-        self.valid: dict[str, Any] = {}
+        self.valid: Values = {}
         """The last validation."""
 
-    def lines(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[Values]:
         """Make the updates that are left, and the validations that are due after them; the line of each."""
         while self.step < self.config.steps:
             yield self.update()
@@ -58,7 +59,7 @@ class Trainer:
         """Whether what is done every so many steps, and after the last, is to be done now."""
         return self.step % every == 0 or self.step == self.config.steps
 
-    def update(self) -> dict[str, Any]:
+    def update(self) -> Values:
         """One step; its line for the metrics."""
         config, parameters = self.config, list(self.model.parameters())
         with self.meter.running():
@@ -85,14 +86,14 @@ class Trainer:
         }  # fmt: skip
 
     @torch.no_grad()
-    def validate(self) -> dict[str, Any]:
+    def validate(self) -> Values:
         """The loss on the fixed validation set; its line for the metrics.
 
         Bits per byte are nats per token in bits, times the tokens per byte of the split: the same unit whatever the
         tokenizer. For an encoder they count the hidden tokens only, given all others.
         """
         config = self.config
-        nats, counted, seen = 0.0, 0, dict[str, Any]()
+        nats, counted, seen = 0.0, 0, Values()
         self.model.eval()
         for batch in (batch.to(self.device) for batch in self.sampler.validation()):
             with autocast(config, self.device):
@@ -149,6 +150,6 @@ class Trainer:
             loss += float(part.detach())
         return loss
 
-    def _where(self) -> dict[str, Any]:
+    def _where(self) -> Values:
         tokens = self.step * self.config.tokens_per_step
         return {"step": self.step, "tokens": tokens, "passes": self.sampler.passes(tokens)}

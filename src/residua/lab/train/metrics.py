@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import room_for
+from residua.lab.common.files import Record, Values, room_for
 
 
 class MetricsFile:
@@ -34,7 +33,7 @@ class MetricsFile:
             file.truncate(kept)
             os.fsync(file.fileno())
 
-    def append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Record) -> None:
         """Write one line, at once."""
         with room_for(str(self.path)), self.path.open("ab", buffering=0) as file:
             file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
@@ -45,7 +44,7 @@ class MetricsFile:
             os.fsync(file.fileno())
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+def read_metrics(path: Path) -> Iterator[Values]:
     """The lines of a `metrics.jsonl`; an unfinished last one is left out."""
     with path.open("rb") as file:
         for line in file:

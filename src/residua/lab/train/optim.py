@@ -13,11 +13,11 @@ gains, embeddings, taps or what a residual design learns.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from residua.lab.common.files import Values
 from residua.lab.train.recipe import Recipe
 from residua.model import Transformer
 from residua.model.local import Started
@@ -65,7 +65,7 @@ class Optimizers:
             raise AssertionError(f"the optimizer groups hold {counted} of {total} parameters")
         self.sizes = {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
         """Parameters in each group."""
-        described: list[dict[str, Any]] = [
+        described: list[Values] = [
             {
                 "params": groups[name],
                 "name": name,

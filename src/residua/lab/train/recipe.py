@@ -14,6 +14,7 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from residua.lab.common.digests import json_digest
+from residua.lab.common.files import Record, Values
 from residua.spec import parse, render
 
 
@@ -126,12 +127,12 @@ class Recipe:
         """A short name of everything here: equal configs have equal digests."""
         return json_digest(self.to_json())[:16]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values."""
         return {name: getattr(self, name) for name in fields_of(type(self))}
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Record) -> Self:
         """The inverse; an unknown field is an error that names it."""
         unknown = set(values) - set(fields_of(cls))
         if unknown:

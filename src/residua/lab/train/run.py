@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.files import Record, Values, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.folder import Resume, RunFolder
@@ -22,7 +21,7 @@ from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
 from residua.model import ModelConfig, Transformer
 
-Listener = Callable[[Mapping[str, Any]], None]
+Listener = Callable[[Record], None]
 """Takes what happens: objects with a `kind` (data, start, resumed, damaged, train, valid, saved, done) and
 a `step`."""
 
@@ -52,7 +51,7 @@ class Result:
     time: Mapping[str, float]
     """Seconds and processor seconds of all updates, tokens per second over them, bytes of memory at the peak."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Values:
         """Plain values."""
         return asdict(self)
 
@@ -102,7 +101,7 @@ def train(
             config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump())
         )
 
-        def tell(event: Mapping[str, Any]) -> None:
+        def tell(event: Record) -> None:
             for sink in sinks:
                 sink.take(event)
             listen(event)
@@ -191,7 +190,7 @@ class _Run:
             where = self._save()
             raise Interrupted(interrupts.caught, self.trainer.step, self.config.steps, str(where))
 
-    def _log(self, line: Mapping[str, Any]) -> None:
+    def _log(self, line: Record) -> None:
         self.folder.metrics.append(line)
         self.tell(line)
 

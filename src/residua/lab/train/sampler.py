@@ -13,7 +13,7 @@ import hashlib
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from residua.lab.common.files import Record
 from residua.lab.train.recipe import Recipe
 from residua.model.objective import IGNORED, mask_tokens
 
@@ -40,7 +41,7 @@ class Tokens(Protocol):
     @property
     def valid_bytes(self) -> int: ...
     @property
-    def manifest(self) -> Mapping[str, Any]: ...
+    def manifest(self) -> Record: ...
 
 
 class Batch(NamedTuple):

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
+from residua.lab.common.files import Record
 from residua.lab.train.recipe import Recipe
 
 
@@ -32,7 +33,7 @@ class Sink(ABC):
         except ImportError as error:
             raise ImportError(f"{self.package} is not usable ({error}); pip install 'residua[track]'") from None
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Record) -> None:
         """Open at the start; pass numbers on."""
         if event["kind"] in ("start", "resumed"):
             self.open(event["step"])
@@ -123,7 +124,7 @@ def make_sinks(names: Sequence[str], folder: Path, config: Recipe) -> list[Sink]
     return [SINKS[name](folder, config) for name in dict.fromkeys(names)]
 
 
-def scalars(event: Mapping[str, Any]) -> dict[str, float]:
+def scalars(event: Record) -> dict[str, float]:
     """The numbers of a line as `kind/name`, those inside `time` and `stream_rms` with their own prefix."""
     kind = event["kind"]
     found: dict[str, float] = {}

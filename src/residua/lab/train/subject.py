@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss
 from residua.lab.train.optim import group_of
@@ -41,10 +42,10 @@ class Subject(ABC):
         """The optimizer group of every parameter that learns, by its name."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         """What a checkpoint must say to build the model again."""
 
-    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+    def look(self, batch: Batch, logits: Tensor) -> Values:
         """More to report with a validation, from its first batch and the logits there."""
         return {}
 
@@ -76,10 +77,10 @@ class OwnModel(Subject):
     def groups(self) -> Mapping[str, str]:
         return group_of(self.model)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Values:
         return self.model.config.to_json()
 
-    def look(self, batch: Batch, logits: Tensor) -> dict[str, Any]:
+    def look(self, batch: Batch, logits: Tensor) -> Values:
         return {"stream_rms": stream_rms(self.model, batch.inputs)} if self.config.stream_rms else {}
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
