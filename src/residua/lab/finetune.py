@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from residua.hf.storage import check_weights, load_config
 from residua.lab.common.files import Values
 from residua.lab.train import Result, train
-from residua.lab.train.diverge import Diverged
+from residua.lab.train.diverge import Diverged, explain_parameters, finite
 from residua.lab.train.folder import Resume
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of
@@ -120,23 +120,10 @@ class Converted(Subject):
         return {"routing": record.summary()}
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
-        for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
-                return Diverged(step, name, f"the loss is {loss}: parameter {name} is not finite since the last update")
+        if broken := explain_parameters(self.model, step, loss):
+            return broken
         where = _first_broken(self.model, batches)
         return Diverged(step, where, f"the loss is {loss}: first not finite is the output of {where}")
-
-    def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
-        gradients = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]
-        broken = [name for name, gradient in gradients if not bool(gradient.isfinite().all())]
-        if broken:
-            return Diverged(step, broken[-1], f"the gradient of {broken[-1]} is not finite, though the loss is")
-        name, gradient = max(gradients, key=lambda pair: float(pair[1].norm()))
-        return Diverged(
-            step, name,
-            f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {name} "
-            f"({float(gradient.norm()):.3g})",
-        )  # fmt: skip
 
     def finish(self, folder: Path) -> None:
         """Leave a directory that `from_pretrained` loads, with the tokenizer of the checkpoint beside it."""
@@ -205,7 +192,7 @@ def _first_broken(model: nn.Module, batches: list[Batch]) -> str:
     def watch(name: str) -> Callable[..., None]:
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, tuple) and output else output
-            if isinstance(tensor, Tensor) and tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            if isinstance(tensor, Tensor) and not finite(tensor):
                 found.append(name)
 
         return look

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 from residua.lab.common.files import Values
 from residua.lab.data import Tokens
 from residua.lab.evaluate.opened import Opened
+from residua.lab.train.loop import loss_numbers
 from residua.lab.train.sampler import spread
 from residua.model import token_loss
 
@@ -42,11 +42,8 @@ def corpus_loss(
         counted += targets.numel()
         if progress is not None:
             progress(min((done + 1) * batch, len(starts)), len(starts))
-    loss = nats / counted
     return {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        "bits_per_byte": loss / math.log(2) * len(tokens.valid) / tokens.valid_bytes,
+        **loss_numbers(nats / counted, len(tokens.valid) / tokens.valid_bytes),
         "tokens": counted,
         "windows": len(starts),
         "context": context,

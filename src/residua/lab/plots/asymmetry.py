@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from residua.lab.common.files import Record
+from residua.lab.common.tables import short
 from residua.lab.plots.frame import empty
 from residua.lab.plots.style import CYCLE, GREY, MARKERS, OKABE_ITO
 

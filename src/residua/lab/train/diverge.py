@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from residua.lab.train.sampler import Batch
 from residua.lab.train.walk import walk
@@ -31,16 +31,12 @@ def owner(model: Transformer, name: str) -> str:
 
 def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch]) -> Diverged:
     """Why the loss of an update is not finite: the forward pass again, looking at every tensor."""
-    for name, parameter in model.named_parameters():
-        if not _finite(parameter):
-            site = owner(model, name)
-            return Diverged(
-                step, site, f"the loss is {loss}: parameter {name} (site {site}) is not finite since the last update"
-            )
+    if broken := explain_parameters(model, step, loss):
+        return broken
     for batch in batches:
         largest = 0.0
         for seen in walk(model, batch.inputs):
-            if not _finite(seen.tensor):
+            if not finite(seen.tensor):
                 return Diverged(
                     step,
                     seen.site,
@@ -51,25 +47,43 @@ def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch
     return Diverged(step, "head", f"the loss is {loss}: every site is finite, so it is the cross entropy of the logits")
 
 
-def explain_gradient(model: Transformer, step: int, norm: float, limit: float) -> Diverged:
+def explain_parameters(model: nn.Module, step: int, loss: float) -> Diverged | None:
+    """The first parameter that is not finite, of a model of our own or of any other; None if all are."""
+    for name, parameter in model.named_parameters():
+        if not finite(parameter):
+            site, said = _where(model, name)
+            return Diverged(step, site, f"the loss is {loss}: parameter {said} is not finite since the last update")
+    return None
+
+
+def explain_gradient(model: nn.Module, step: int, norm: float, limit: float) -> Diverged:
     """Which gradient exploded: the one nearest the loss that is not finite, or else the largest."""
-    gradients = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-    order = {site.name: site.index for site in model.plan.readers}
-    broken = [name for name, gradient in gradients if not _finite(gradient)]
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    broken = [name for name, gradient in gradients.items() if not finite(gradient)]
     if broken:
         # the backward pass carries it from there to everything before
-        name = max(broken, key=lambda one: order.get(owner(model, one), -1))
-        site = owner(model, name)
-        return Diverged(step, site, f"the gradient of {name} (site {site}) is not finite, though the loss is")
-    name, gradient = max(gradients, key=lambda pair: float(pair[1].norm()))
-    site = owner(model, name)
+        order = {site.name: site.index for site in model.plan.readers} if isinstance(model, Transformer) else {}
+        depth = {name: order.get(_where(model, name)[0], -1) if order else place for place, name in enumerate(broken)}
+        site, said = _where(model, max(broken, key=depth.__getitem__))
+        return Diverged(step, site, f"the gradient of {said} is not finite, though the loss is")
+    name = max(gradients, key=lambda one: float(gradients[one].norm()))
+    site, said = _where(model, name)
     return Diverged(
         step,
         site,
-        f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {name} "
-        f"(site {site}, norm {float(gradient.norm()):.3g})",
+        f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {said} "
+        f"(norm {float(gradients[name].norm()):.3g})",
     )
 
 
-def _finite(tensor: Tensor) -> bool:
+def _where(model: nn.Module, name: str) -> tuple[str, str]:
+    """The site of a parameter and how it is told; in a model that is not ours, its own name is all there is."""
+    if not isinstance(model, Transformer):
+        return name, name
+    site = owner(model, name)
+    return site, f"{name} (site {site})"
+
+
+def finite(tensor: Tensor) -> bool:
+    """Whether every number is."""
     return not tensor.is_floating_point() or bool(tensor.isfinite().all())

@@ -104,11 +104,8 @@ class Trainer:
                 if not counted:
                     seen = self.subject.look(batch, logits)
             nats, counted = nats + loss * batch.counted, counted + batch.counted
-        loss = nats / max(1, counted)
-        line = {
-            "kind": "valid", **self._where(), "loss": loss, "perplexity": math.exp(min(loss, 700.0)),
-            "bits_per_byte": loss / math.log(2) * self.sampler.tokens_per_byte, **seen,
-        }  # fmt: skip
+        numbers = loss_numbers(nats / max(1, counted), self.sampler.tokens_per_byte)
+        line = {"kind": "valid", **self._where(), **numbers, **seen}
         self.model.train()
         self.valid = line
         return line | {"time": self.meter.reading(config.tokens_per_step)}
@@ -153,3 +150,12 @@ class Trainer:
     def _where(self) -> Values:
         tokens = self.step * self.config.tokens_per_step
         return {"step": self.step, "tokens": tokens, "passes": self.sampler.passes(tokens)}
+
+
+def loss_numbers(loss: float, tokens_per_byte: float) -> dict[str, float]:
+    """Nats per token, and what they are as perplexity and in bits per byte."""
+    return {
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+        "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+    }

@@ -53,9 +53,9 @@ class Subject(ABC):
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
         """Why a loss is not finite."""
 
-    @abstractmethod
     def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
         """Which gradient is not finite or exploded."""
+        return explain_gradient(self.model, step, norm, limit)
 
     def finish(self, folder: Path) -> None:  # noqa: B027 (most subjects have nothing to add)
         """Called once, when the last update is made: what the run leaves beside its checkpoints."""
@@ -85,6 +85,3 @@ class OwnModel(Subject):
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
         return explain_loss(self.model, step, loss, batches)
-
-    def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
-        return explain_gradient(self.model, step, norm, limit)
