@@ -12,7 +12,7 @@ import typer
 if TYPE_CHECKING:
     from residua.plan import Plan
 
-STARTS = {"standard": "as standard", "eps": "as standard, up to eps", "no": "otherwise"}
+STARTS = {"standard": "same as standard", "eps": "same as standard, up to eps", "no": "differs from standard"}
 
 
 def command(
