@@ -17,13 +17,13 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
-def run(name, folder):
+def run(name, folder, *arguments, leaves=()):
     done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / name],
+        [sys.executable, "-W", "error", ROOT / "examples" / name, *arguments],
         cwd=folder, capture_output=True, text=True, timeout=120, env=os.environ | {"RESIDUA_STRICT": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert not list(folder.iterdir()), "an example leaves nothing behind"
+    assert list(folder.iterdir()) == list(leaves), "an example leaves nothing behind but what it was asked for"
     return done.stdout
 
 
@@ -34,12 +34,41 @@ def test_swap_the_stream_trains_every_design(tmp_path):
         assert float(after) < float(before) - 1, f"{name} went from {before} to {after}"
 
 
+def test_convert_keeps_the_logits_and_trains(tmp_path):
+    said = run("02_convert_a_checkpoint.py", tmp_path)
+    before, after = map(float, re.search(r"loss ([\d.]+) -> ([\d.]+)", said).groups())
+    assert after < before - 0.05
+    assert "loaded ResiduaLlamaForCausalLM, generated torch.Size([1, 28])" in said
+
+
 def test_write_your_own_obeys_the_laws(tmp_path):
     assert f"obeys {len(LAWS) - 1} laws" in run("03_write_your_own.py", tmp_path)
 
 
 def test_duality_holds(tmp_path):
     assert run("04_duality.py", tmp_path).count("the two axes differ by") == 4
+
+
+def test_record_routing_prints_and_draws(tmp_path):
+    said = run("05_record_routing.py", tmp_path)
+    assert all(f"\n{site} " in said for site in ("l0_attn", "l2_mlp", "head"))
+    read = [float(weight) for weight in re.findall(r"\w+ ([\d.]+)(?=, |$)", said.split("the head reads ")[1])]
+    assert sum(read) == pytest.approx(1, abs=0.05)
+    (tmp_path / "out").mkdir()
+    picture = tmp_path / "out" / "routing.png"
+    run("05_record_routing.py", tmp_path / "out", picture, leaves=[picture])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_prints_a_row_for_every_design(tmp_path):
+    rows = re.findall(r"^(\S+) +[\d,]+ parameters  loss [\d.]+  (.*)$", run("06_compare.py", tmp_path), re.MULTILINE)
+    assert [name for name, _ in rows] == ["standard", "delta:blocks=2"]
+    assert rows[0][1] == "baseline"
+    assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", rows[1][1])
+
+
+def test_examples_are_numbered_without_gaps():
+    assert [int(example.name[:2]) for example in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
