@@ -258,12 +258,15 @@ def test_committed_results_can_be_read():
 def test_command_without_a_terminal_assumes_and_says_so(tmp_path):
     done = CliRunner().invoke(app, ["advise", "--size", "demo", "--results", str(tmp_path)], input="")
     assert done.exit_code == 0, done.output
-    assert "Assumed, since nothing was said: goal quality, context 2048, parallel none, checkpoint False" in done.output
-    assert "Our results read: none found" in done.output
+    assert "Defaults used: goal quality, context 2048, parallel none, checkpoint False" in done.output
+    assert "Results used: none found" in done.output
     assert "NOT MEASURED" in done.output
     assert "safe choice" not in done.output
     local = CliRunner().invoke(app, ["advise", "--size", "demo", "--goal", "local", "--results", str(tmp_path)])
-    assert "None of these is on record as better: the standard stream is the safe choice." in local.output
+    assert (
+        "There is no evidence that any of these is better: the standard residual stream is the safe choice."
+        in local.output
+    )
 
 
 def test_command_asks_on_a_terminal_for_what_is_not_given(tmp_path, monkeypatch):
@@ -271,10 +274,10 @@ def test_command_asks_on_a_terminal_for_what_is_not_given(tmp_path, monkeypatch)
     flags = ["advise", "--goal", "local", "--results", str(tmp_path)]
     done = CliRunner().invoke(app, flags, input="demo\n64\ncontext\ny\n0\n\n")
     assert done.exit_code == 0, done.output
-    assert "What for" not in done.output
-    for question in ("How large", "Tokens in a sequence", "Split between", "trained model exist", "Most time a token"):
+    assert "Objective" not in done.output
+    for question in ("Model size", "Sequence length", "Parallelism", "trained checkpoint", "Limit on time per token"):
         assert question in done.output
-    assert "Assumed" not in done.output
+    assert "Defaults used" not in done.output
     assert "swa:window=16:start=zero,attn,mlp" in done.output  # a trained model exists
     assert "bytes a boundary" in done.output  # and its tokens are split
 
@@ -296,8 +299,8 @@ def test_command_gives_json(tmp_path):
         (["--size", "3B"], "unknown size '3B'"),
         (["--memory", "0.5"], "--memory 0.5: a limit is a multiple"),
         (["--context", "0"], "--context 0 must be at least 1 token"),
-        (["--size", "demo", "--config", "x"], "both say how large"),
-        (["--results", "nowhere"], "--results nowhere is no folder"),
+        (["--size", "demo", "--config", "x"], "both set the model size"),
+        (["--results", "nowhere"], "--results nowhere is not a directory"),
         (["--top", "0"], "--top 0"),
     ],
 )

@@ -41,7 +41,7 @@ def test_lines_count_what_is_left():
         for event in EVENTS:
             take(event)
     said = written.getvalue().splitlines()
-    assert "1 of 4 runs are done already" in said
+    assert "1 of 4 runs are already done" in said
     assert said[-2].endswith("; 2 left")
     assert said[-1].endswith("; 1 left")
 

@@ -26,7 +26,7 @@ def run(*flags: str) -> str:
 def test_command_compares_with_standard():
     said = run("-d", "mhc", *TINY)
     assert re.search(r"^ +standard +mhc", said, re.MULTILINE)
-    for line in ("operations a token", "bytes moved a token (upper bound)", "dearest pipeline cut", "decode cache"):
+    for line in ("FLOPs per token", "bytes per token (upper bound)", "largest pipeline cut", "decode cache"):
         assert line in said
 
 
@@ -38,7 +38,7 @@ def test_command_measures_beside_the_prediction():
     assert guess["flops"] == pytest.approx(seen["flops"], rel=0.02)
     said = run(*TINY, "--measure")
     assert re.search(r"parameters .* exact", said)
-    assert re.search(r"operations a token, forward .* [+-]\d\.\d%", said)
+    assert re.search(r"FLOPs per token, forward .* [+-]\d\.\d%", said)
 
 
 def test_doubling_and_lists_are_sweeps():
@@ -110,12 +110,12 @@ def test_asymmetry_draws_the_same_bytes_twice(tmp_path):
         (["--size", "9B"], "unknown size '9B'"),
         (["--dtype", "int8"], "--dtype is float32, bfloat16, float16"),
         (["--path", "fast"], "path is reference or fused"),
-        (["--measure", "--sweep", "T=1:2"], "ask one at a time"),
+        (["--measure", "--sweep", "T=1:2"], "exclude each other"),
         (["--measure", "--path", "fused"], "--measure runs the reference path in float32"),
         (["--out", "x"], "--out is for --asymmetry"),
         (["-d", "mhc", "--asymmetry"], "drop the designs"),
         (["--tokens", "0"], "must be at least 1"),
-        (["--config", "x", "--depth", "3"], "--depth is for our own sizes"),
+        (["--config", "x", "--depth", "3"], "--depth cannot be combined with --config"),
         (["--config", "nowhere.json"], "nowhere.json"),
         (["--size", "7.6B", "--measure"], "measuring allocates the model"),
     ],

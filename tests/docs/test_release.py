@@ -1,4 +1,4 @@
-"""The release checklist runs, and stops where something is not ready; the pre-commit hooks are `make lint` and types."""
+"""The release checklist runs, and stops where something is not ready; hooks before a commit are targets of make."""
 
 import shutil
 import subprocess

@@ -112,7 +112,7 @@ def test_convert_prints_what_it_did(plain, tmp_path):
     ("arguments", "said"),
     [
         (("-d", "delta", "--dtype", "int8"), "--dtype"),
-        ((), "name the design"),
+        ((), "--design is missing"),
         (("-d", "delta:blok=2"), "has no option 'blok'"),
         (("-d", "delta", "--layout", "mlp"), "keeps its own sublayers"),
     ],
@@ -139,7 +139,7 @@ def test_convert_takes_a_released_checkpoint(tmp_path):
     done = CliRunner().invoke(
         app, ["convert", str(tmp_path / "released"), "-d", "mudd", "--out", str(tmp_path / "other")]
     )
-    assert "has its design already" in str(done.exception)
+    assert "already has a design" in str(done.exception)
 
 
 def test_inspect_shows_a_converted_model(made, tmp_path):
@@ -168,7 +168,7 @@ def test_inspect_refuses_what_it_cannot_show(plain, made, tmp_path):
         ((made[0], "--prompt", "a", "--site", "l9_attn"), "l9_attn"),
         ((made[0], "--prompt", ""), "empty"),
         ((made[0], "--prompt", "a" * 65), "shorten"),
-        ((made[0], "--prompt", "a", "--png", tmp_path / "no" / "map.png"), "no directory"),
+        ((made[0], "--prompt", "a", "--png", tmp_path / "no" / "map.png"), "not a directory"),
         ((tmp_path / "no", "--prompt", "a"), "no directory"),
     ):
         done = CliRunner().invoke(app, ["inspect", *map(str, arguments)])

@@ -15,7 +15,7 @@ import typer
 from residua._version import __version__
 
 app = typer.Typer(
-    help="Residual-stream designs for Transformers: compare them, convert checkpoints, look inside.",
+    help="Residual-stream designs for Transformers: train, compare, convert checkpoints, inspect routing.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,9 +1,11 @@
-"""A command whose flags are the fields of a recipe: one list of them, in one place."""
+"""What commands share about their arguments: flags made from the fields of a recipe, grids, the command as typed."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,19 @@ from typing import Any
 import typer
 
 from residua.lab.train.recipe import Field
+
+
+def typed() -> str:
+    """The running command as it would be typed again, `residua compare --plan ...`: every results file holds it."""
+    return "residua " + shlex.join(sys.argv[1:])
+
+
+def grid(flag: str, text: str) -> list[float]:
+    """`1e-3,2e-3` as numbers; none for an empty text."""
+    try:
+        return [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        raise ValueError(f"--{flag} {text}: write numbers separated by commas, such as 1e-3,2e-3") from None
 
 
 def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: tuple[Any, Any]) -> None:
@@ -24,7 +39,7 @@ def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: tuple
 
 
 def read_settings(file: Path | None) -> dict[str, Any]:
-    """The fields in a JSON or TOML file; none without a file."""
+    """The settings in a JSON or TOML file; none without a file."""
     if file is None:
         return {}
     import tomllib
@@ -37,7 +52,7 @@ def read_settings(file: Path | None) -> dict[str, Any]:
 
 
 def _flag(field: Field) -> inspect.Parameter:
-    """One flag: unset unless given, so that a config file can speak first."""
+    """One flag: None unless given, so that flags override the config file and nothing else does."""
     name = f"--{field.name.replace('_', '-')}"
     default = str(field.default).lower() if field.kind is bool else field.default
     shown = "" if default is None else f" [default: {default}]"

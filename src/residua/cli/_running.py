@@ -1,4 +1,4 @@
-"""What the commands that train share: the flags of a run, its display, and how one that stops short ends."""
+"""What the commands that train share: the flags of a run, its display, and the exit code of one that stops early."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ if TYPE_CHECKING:
 
 
 def run_flags() -> dict[str, tuple[Any, Any]]:
-    """Where a run is written, what it is made from, how it goes on and who follows it, for `sign`."""
+    """Output directory, settings file, resuming and tracking, for `sign`."""
     return {
-        "out": (Path, typer.Option(None, "--out", help="Directory of the run.")),
-        "config": (Path, typer.Option(None, "--config", help="JSON or TOML file of these settings; flags go over it.")),
-        "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Continue what is in --out.")),
-        "track": (list[str], typer.Option([], "--track", help="tensorboard, trackio or wandb; may be repeated.")),
+        "out": (Path, typer.Option(None, "--out", help="Output directory of the run.")),
+        "config": (
+            Path,
+            typer.Option(None, "--config", help="JSON or TOML file with these settings; flags override it."),
+        ),
+        "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Resume the run in --out.")),
+        "track": (list[str], typer.Option([], "--track", help="Log to tensorboard, trackio or wandb; repeatable.")),
     }
 
 
 @contextmanager
 def running(out: Path | None) -> Iterator[Display]:
-    """Show a run into `out`. One that stops short is a line on stderr: told to, its signal's exit code; failed, 1."""
+    """Display a run. An early stop is one line on stderr; the exit code is that of the signal, or 1 for a failure."""
     from residua.lab.train import Diverged, Interrupted
     from residua.lab.train.display import Display
 
     if out is None:
-        raise ValueError("--out is missing: name a directory for the run, such as --out runs/a")
+        raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
     try:
         with Display() as display:
             yield display

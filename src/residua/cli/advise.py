@@ -1,4 +1,4 @@
-"""`residua advise`: which design for which model, with the reason, the cost and the source of each."""
+"""`residua advise`: a ranking of designs for a model, with the evidence, the cost and the source of each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ if TYPE_CHECKING:
 
 
 def command(
-    goal: str = typer.Option(None, help="quality, shortcut, local or depth."),
-    size: str = typer.Option(None, help="demo, 220M, 533M, 1B or 7.6B."),
-    config: Path = typer.Option(None, help="A Hugging Face config.json, or its folder, instead of a size."),
-    context: int = typer.Option(None, help="Tokens in a sequence."),
-    parallel: str = typer.Option(None, help="none, pipeline or context: what is split between devices."),
-    checkpoint: bool = typer.Option(None, "--checkpoint/--scratch", help="A trained model exists, or it starts new."),
-    memory: float = typer.Option(None, help="The most activation memory, in multiples of the standard network's."),
-    latency: float = typer.Option(None, help="The most time a token, in multiples of the standard network's."),
-    results: Path = typer.Option(None, help="A folder of comparisons to read instead of our own committed ones."),
-    top: int = typer.Option(5, help="How many to show."),
+    goal: str = typer.Option(None, help="Objective: quality, shortcut, local or depth."),
+    size: str = typer.Option(None, help="Model size: demo, 220M, 533M, 1B or 7.6B."),
+    config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
+    context: int = typer.Option(None, help="Sequence length in tokens."),
+    parallel: str = typer.Option(None, help="Parallelism between devices: none, pipeline or context."),
+    checkpoint: bool = typer.Option(
+        None, "--checkpoint/--scratch", help="Convert a trained checkpoint, or train from scratch."
+    ),
+    memory: float = typer.Option(None, help="Limit on activation memory, as a multiple of the standard network's."),
+    latency: float = typer.Option(None, help="Limit on time per token, as a multiple of the standard network's."),
+    results: Path = typer.Option(None, help="Directory with the results of comparisons; by default those that ship with residua."),
+    top: int = typer.Option(5, help="Number of designs to show."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Rank the designs for a model: each with its reason, its cost and its source.
+    """Rank the designs for a model, each with its evidence, its cost and its source.
 
-    What is not given is asked for on a terminal, and assumed, and said so, elsewhere.
+    On a terminal, missing options are asked for; elsewhere defaults are used, and printed.
     """
     if config is not None and size is not None:
-        raise ValueError("--config and --size both say how large the model is; give one")
+        raise ValueError("--config and --size both set the model size; give one of them")
     if top < 1:
         raise ValueError(f"--top {top} must be at least 1")
     if results is not None and not results.is_dir():
-        raise ValueError(f"--results {results} is no folder")
+        raise ValueError(f"--results {results} is not a directory")
     given = {"goal": goal, "size": "config" if config is not None else size, "context": context, "parallel": parallel,
              "checkpoint": checkpoint, "memory": memory, "latency": latency}  # fmt: skip
     chosen, assumed = _asked(given) if _interactive() and not as_json else _assumed(given)
@@ -69,18 +71,18 @@ DEFAULTS: dict[str, Any] = {
     "latency": None,
 }
 QUESTIONS = {
-    "goal": "What for: quality, shortcut, local or depth",
-    "size": "How large: demo, 220M, 533M, 1B or 7.6B",
-    "context": "Tokens in a sequence",
-    "parallel": "Split between devices: none, pipeline or context",
-    "checkpoint": "Does a trained model exist",
-    "memory": "Most activation memory, times the standard's (0: no limit)",
-    "latency": "Most time a token, times the standard's (0: no limit)",
+    "goal": "Objective: quality, shortcut, local or depth",
+    "size": "Model size: demo, 220M, 533M, 1B or 7.6B",
+    "context": "Sequence length in tokens",
+    "parallel": "Parallelism: none, pipeline or context",
+    "checkpoint": "Convert a trained checkpoint",
+    "memory": "Limit on activation memory, as a multiple of the standard network's (0: no limit)",
+    "latency": "Limit on time per token, as a multiple of the standard network's (0: no limit)",
 }
 
 
 def _interactive() -> bool:
-    """Whether somebody is there to answer."""
+    """Whether questions can be asked."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
@@ -109,25 +111,28 @@ def _page(answer: Answer, assumed: list[str], top: int) -> None:
     situation = answer.situation
     lines = [f"Goal: {situation.goal} ({GOALS[situation.goal]})"]
     if assumed:
-        lines.append(f"Assumed, since nothing was said: {', '.join(assumed)}")
+        lines.append(f"Defaults used: {', '.join(assumed)}")
     lines.append("")
     if not answer.ranked:
-        lines.append("No design fits and has a source: keep the standard stream.")
+        lines.append("No design with published or measured evidence fits: keep the standard residual stream.")
     for place, one in enumerate(answer.ranked[:top], 1):
         lines += _entry(one, f"{place}. ")
     if answer.ranked and not any(one.verdict == "better" for one in answer.ranked):
-        lines += ["", "None of these is on record as better: the standard stream is the safe choice."]
+        lines += [
+            "",
+            "There is no evidence that any of these is better: the standard residual stream is the safe choice.",
+        ]
     if answer.ruled_out:
         lines += ["", "Ruled out"]
         lines += [f"  {_name(one)}: {'; '.join(one.ruled_out)}" for one in answer.ruled_out]
     lines += ["", "The duality paper's recommendation, and our measurements"]
     lines += [f"  {one.measured.upper()}: {one.claim} ({one.source})\n      {one.because}" for one in answer.claims]
     lines += ["", "Unknown"]
-    lines += [f"  {one}" for one in answer.unknown] or ["  nothing that was asked"]
+    lines += [f"  {one}" for one in answer.unknown] or ["  nothing"]
     lines += [
         "",
-        f"Our results read: {', '.join(answer.results) or 'none found'}. Costs are predicted by residua cost, in "
-        "bfloat16, as multiples of the standard network's; fused is a bound.",
+        f"Results used: {', '.join(answer.results) or 'none found'}. Costs are predicted by residua cost for bfloat16, "
+        "relative to the standard network; fused is a lower bound.",
     ]
     typer.echo("\n".join(lines))
 
@@ -137,7 +142,7 @@ def _entry(one: Advice, prefix: str) -> list[str]:
     cache = costs["decode_cache_added_bytes"]
     told = (
         f"parameters {costs['parameters']:.4g}x, operations {costs['operations']:.3g}x, "
-        f"kept for backward {costs['saved_eager']:.3g}x ({costs['saved_fused']:.3g}x fused), "
+        f"saved for backward {costs['saved_eager']:.3g}x ({costs['saved_fused']:.3g}x fused), "
         f"bytes moved {costs['bytes_moved_eager']:.3g}x ({costs['bytes_moved_fused']:.3g}x fused), "
         f"pipeline cut {costs['pipeline_cut']:.3g}x, decode cache {'+' if cache else ''}{cache:,.0f} bytes"
     )

@@ -1,40 +1,50 @@
-"""`residua compare`: which design is better here, by how much, at what cost, and is it inside the noise?"""
+"""`residua compare`: which design is better, by how much, at what cost, and is the difference significant?"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from residua.cli._rates import grid
-from residua.cli._spoken import spoken
+from residua.cli._flags import grid, typed
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
     from residua.lab.compare import ComparePlan
+    from residua.lab.compare.run import Listener
 
 
 def command(
-    plan: Path = typer.Option(None, "--plan", help="A TOML plan; flags below are then not taken."),
-    design: list[str] = typer.Option([], "--design", "-d", help="A design; repeat it. The first is the baseline."),
-    layout: list[str] = typer.Option([], "--layout", help="A layout of sublayers; repeat it to compare layouts."),
-    size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeat it."),
-    seeds: int = typer.Option(3, help="Reported seeds: 0, 1, ..."),
-    baseline: str = typer.Option(None, help="The design to compare with, if not the first."),
-    match: str = typer.Option("none", help="none, params or flops: narrow the MLP so that all rows cost the same."),
-    lr_grid: str = typer.Option("", help="Rates each row chooses from on a seed of its own: 1e-3,2e-3,4e-3."),
-    residual_lr_grid: str = typer.Option("", help="The same for the designs' own parameters."),
-    threads: int = typer.Option(1, help="Threads per job; part of the plan."),
-    settings: list[str] = typer.Option([], "--set", "-s", help="A training field, such as steps=500 or corpus=pycode."),
-    out: Path = typer.Option(..., "--out", "-o", help="Directory of this comparison; run again, it goes on."),
-    jobs: int = typer.Option(1, "--jobs", "-j", help="Runs at a time."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Say what would run, and stop."),
-    force: bool = typer.Option(False, "--force", help="Put runs of different corpora in one table."),
-    report: bool = typer.Option(True, help="Write report.html, the page of the comparison."),
+    plan: Path = typer.Option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
+    design: list[str] = typer.Option(
+        [], "--design", "-d", help="Design to train; repeatable. The first is the baseline."
+    ),
+    layout: list[str] = typer.Option([], "--layout", help="Layout of sublayers, such as swa,attn,mlp; repeatable."),
+    size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeatable."),
+    seeds: int = typer.Option(3, help="Number of seeds: 0, 1, ..."),
+    baseline: str = typer.Option(None, help="Baseline design, if not the first."),
+    match: str = typer.Option("none", help="none, params or flops: narrow the MLP until all rows have equal cost."),
+    lr_grid: str = typer.Option(
+        "", help="Learning rates to tune over, such as 1e-3,2e-3,4e-3; on a seed that is not reported."
+    ),
+    residual_lr_grid: str = typer.Option("", help="The same, for the parameters that the design adds."),
+    threads: int = typer.Option(1, help="Threads per run."),
+    settings: list[str] = typer.Option(
+        [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
+    ),
+    out: Path = typer.Option(..., "--out", "-o", help="Output directory; the same command resumes there."),
+    jobs: int = typer.Option(1, "--jobs", "-j", help="Parallel runs."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
+    force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
+    report: bool = typer.Option(True, help="Write report.html."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
-    """Train designs side by side and compare them fairly: same recipe, own rates, seeds and error bars."""
+    """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
     from residua.lab.compare.table import show
 
@@ -47,20 +57,20 @@ def command(
     given: dict[str, Any] = {key: value for key, value in flags.items() if value}
     if plan is not None:
         if given or match != "none" or seeds != 3 or threads != 1:
-            raise ValueError("--plan says everything about the comparison; change the file, or drop the other flags")
+            raise ValueError("--plan defines the whole comparison; edit the file, or drop the other flags")
         chosen = read_plan(plan)
     else:
         if not design:
-            raise ValueError("name designs with --design (twice or more), or a plan file with --plan")
+            raise ValueError("give designs with --design (two or more), or a plan file with --plan")
         chosen = ComparePlan.from_json(given | {"seeds": list(range(seeds)), "match": match, "threads": threads})
     if dry_run:
         _announce(chosen)
         return
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, force=force, command=spoken(), on_event=listen)
+            results = compare(chosen, out, jobs=jobs, force=force, command=typed(), on_event=listen)
     except KeyboardInterrupt:
-        typer.echo("residua: interrupted; every run has saved, and the same command goes on from there", err=True)
+        typer.echo("residua: interrupted; every run is saved, and the same command resumes", err=True)
         raise typer.Exit(130) from None
     page = None
     if report:
@@ -88,10 +98,10 @@ def _setting(text: str) -> tuple[str, Any]:
 
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--set {text}: write field=value, such as steps=500")
+        raise ValueError(f"--set {text}: write key=value, such as steps=500")
     known = config_fields().get(key)
     if known is None:
-        raise ValueError(f"--set {text}: there is no training field {key!r}")
+        raise ValueError(f"--set {text}: unknown training setting {key!r}")
     if known.kind is str:
         return key, value
     if known.kind is bool:
@@ -116,7 +126,7 @@ def _announce(plan: ComparePlan) -> None:
         )
 
 
-def _display() -> Any:
+def _display() -> _Plain:
     """A live display on a terminal, a line per finished run elsewhere."""
     from rich.console import Console
 
@@ -124,30 +134,30 @@ def _display() -> Any:
     return _Live(console) if console.is_terminal else _Plain(console)
 
 
-def _ended(event: dict[str, Any]) -> str:
+def _ended(event: Mapping[str, Any]) -> str:
     if event["kind"] == "diverged":
         return f"{event['run']}: diverged, {event['message']}"
     return f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte"
 
 
 class _Plain:
-    def __init__(self, console: Any) -> None:
+    def __init__(self, console: Console) -> None:
         self.console = console
         self.left = 0
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Listener:
         return self.take
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Mapping[str, Any]) -> None:
         if event["kind"] in ("title", "data"):
             self.console.print(event["text"])
         elif event["kind"] == "phase":
             self.left = event["runs"] - event["done"]
             if event["done"]:
-                self.console.print(f"{event['done']} of {event['runs']} runs are done already")
+                self.console.print(f"{event['done']} of {event['runs']} runs are already done")
         elif event["kind"] in ("finished", "diverged"):
             self.left -= 1
             self.console.print(f"{_ended(event)}; {self.left} left")
@@ -156,15 +166,14 @@ class _Plain:
 class _Live(_Plain):
     """A bar for all runs and one for each that is running."""
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Listener:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.progress = Progress(
             TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
             TextColumn("{task.fields[note]}", markup=False), console=self.console,
         )  # fmt: skip
-        self.tasks: dict[str, Any] = {}
-        self.whole: Any = None
+        self.tasks: dict[str, TaskID] = {}
         self.title = ""
         self.progress.start()
         return self.take
@@ -172,7 +181,7 @@ class _Live(_Plain):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def take(self, event: dict[str, Any]) -> None:
+    def take(self, event: Mapping[str, Any]) -> None:
         kind = event["kind"]
         if kind == "title":
             self.title = event["text"]

@@ -15,18 +15,18 @@ from residua.extras import need
 def command(
     model: str = typer.Argument(..., help="Directory of a Hugging Face decoder, or its hub name."),
     design: str = typer.Option(
-        None, "--design", "-d", help="The design, such as delta:blocks=4; none for a released Delta checkpoint."
+        None, "--design", "-d", help="Design, such as delta:blocks=4; leave it out for a released Delta checkpoint."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Directory of the converted model; must not exist or be empty."),
-    layout: str = typer.Option(None, help="Insert sublayers around its own, as in swa:window=16,attn,mlp."),
-    dtype: str = typer.Option("auto", help="auto, float32, bfloat16 or float16."),
-    shard: str = typer.Option("5GB", "--max-shard-size", help="The largest weight file."),
+    out: Path = typer.Option(..., "--out", "-o", help="Output directory; must be new or empty."),
+    layout: str = typer.Option(None, help="Insert sublayers, as in swa:window=16,attn,mlp."),
+    dtype: str = typer.Option("auto", help="dtype to load: auto, float32, bfloat16 or float16."),
+    shard: str = typer.Option("5GB", "--max-shard-size", help="Maximum size of a weight file."),
     revision: str = typer.Option(None, help="Branch, tag or commit on the hub."),
-    seed: int = typer.Option(0, help="Of parameters that start at random."),
-    check: bool = typer.Option(True, help="Compare logits with the base before saving."),
-    as_json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
+    seed: int = typer.Option(0, help="Random seed of the new parameters."),
+    check: bool = typer.Option(True, help="Check before saving that the logits equal the base model's."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Convert a checkpoint so that no logit moves; refuses, and writes nothing, where one would."""
+    """Convert a Hugging Face checkpoint to another design with the same logits; writes nothing if they would change."""
     need("hf", "transformers", "accelerate")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
@@ -70,10 +70,12 @@ def _convert(
     kind = None if dtype == "auto" else getattr(torch, dtype)
     if is_official(Path(model)):
         if design is not None or layout is not None:
-            raise ValueError(f"{model} is a released Delta checkpoint, which has its design already; give no other")
+            raise ValueError(
+                f"{model} is a released Delta checkpoint, which already has a design; drop --design and --layout"
+            )
         return load_official(Path(model), dtype=kind), load_tokenizer(model)
     if design is None:
-        raise ValueError("name the design to convert to, such as delta:blocks=4; residua designs lists them")
+        raise ValueError("--design is missing, such as --design delta:blocks=4; residua designs lists them")
     tokenizer = load_tokenizer(model) if Path(model).is_dir() else None
     found = convert(
         model, design, layout=layout, tokenizer=tokenizer, dtype=kind or "auto", revision=revision, check=check,
@@ -83,7 +85,7 @@ def _convert(
 
 
 def _save(model: Any, tokenizer: Any, out: Path, shard: str) -> None:
-    """All of it or nothing: it is written beside, and moved when it is whole."""
+    """Write to a temporary directory and rename it: the output is complete or absent."""
     scratch = out.absolute().with_name(f".{out.name}.writing")
     shutil.rmtree(scratch, ignore_errors=True)
     try:

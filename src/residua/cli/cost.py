@@ -1,4 +1,4 @@
-"""`residua cost`: what designs cost, predicted from the plan and measured here."""
+"""`residua cost`: what designs cost, predicted without running them, or measured."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ if TYPE_CHECKING:
 
 def command(
     designs: list[str] = typer.Option(
-        [], "--design", "-d", help="A design such as delta:blocks=4; repeat it. standard is there to compare."
+        [], "--design", "-d", help="Design, such as delta:blocks=4; repeatable. standard is always included."
     ),
-    size: str = typer.Option("220M", help="demo, 220M, 533M, 1B or 7.6B; the numbers below replace its own."),
-    config: Path = typer.Option(None, help="A Hugging Face config.json, or its folder, instead of a size."),
-    depth: int = typer.Option(None, help="Transformer blocks."),
-    width: int = typer.Option(None, help="Width of the stream."),
-    heads: int = typer.Option(None, help="Attention heads."),
-    vocab: int = typer.Option(None, help="Tokens in the vocabulary."),
-    layout: str = typer.Option("attn,mlp", help="The sublayers of a block, such as swa:window=16,attn,mlp."),
-    tokens: int = typer.Option(2048, help="Tokens in a sequence."),
-    batch: int = typer.Option(1, help="Sequences."),
-    dtype: str = typer.Option("float32", help="float32, bfloat16 or float16: of parameters and activations."),
-    path: str = typer.Option("reference", help="reference: as the definitions run; fused: as kernels would, a bound."),
-    measure: bool = typer.Option(False, "--measure", help="Run the model here and show the measured beside it."),
-    sweep: str = typer.Option(None, help="One quantity over values: T=512:8192, window=4:64, L=4,8 or K=2:16."),
-    asymmetry: bool = typer.Option(False, "--asymmetry", help="What a window adds over tokens and over layers."),
-    out: Path = typer.Option(None, help="With --asymmetry: a folder for its plot and data."),
+    size: str = typer.Option("220M", help="Model size: demo, 220M, 533M, 1B or 7.6B; the options below override it."),
+    config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
+    depth: int = typer.Option(None, help="Number of Transformer blocks."),
+    width: int = typer.Option(None, help="Model width."),
+    heads: int = typer.Option(None, help="Number of attention heads."),
+    vocab: int = typer.Option(None, help="Vocabulary size."),
+    layout: str = typer.Option("attn,mlp", help="Sublayers of a block, such as swa:window=16,attn,mlp."),
+    tokens: int = typer.Option(2048, help="Sequence length in tokens."),
+    batch: int = typer.Option(1, help="Batch size."),
+    dtype: str = typer.Option("float32", help="dtype of parameters and activations: float32, bfloat16 or float16."),
+    path: str = typer.Option(
+        "reference", help="reference: the plain PyTorch ops; fused: ideal kernels, a lower bound."
+    ),
+    measure: bool = typer.Option(False, "--measure", help="Also run the model and show measured values."),
+    sweep: str = typer.Option(None, help="Vary one quantity: T=512:8192, window=4:64, L=4,8 or K=2:16."),
+    asymmetry: bool = typer.Option(
+        False, "--asymmetry", help="Compare the cost of an attention window over tokens and over layers."
+    ),
+    out: Path = typer.Option(None, help="With --asymmetry: directory for its plot and data."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """What designs cost: parameters, operations, memory, state, cache and traffic."""
+    """Predict parameters, FLOPs, memory, state size, cache and communication of designs."""
     from residua.lab.cost.targets import from_hugging_face, sized
 
     shape = {"depth": depth, "width": width, "heads": heads, "vocab": vocab}
     if config is not None:
         given = [f"--{key}" for key, value in shape.items() if value is not None]
         if given:
-            raise ValueError(f"{given[0]} is for our own sizes; {config} says it already")
+            raise ValueError(f"{given[0]} cannot be combined with --config: {config} sets it")
         target = from_hugging_face(config, layout=layout)
     else:
         target = sized(size, layout=layout, **shape)
@@ -63,7 +67,7 @@ def _refuse(
 ) -> None:
     _dtype(dtype)
     if sum((measure, bool(sweep), asymmetry)) > 1:
-        raise ValueError("--measure, --sweep and --asymmetry are three questions; ask one at a time")
+        raise ValueError("--measure, --sweep and --asymmetry exclude each other; give one")
     if measure and (path != "reference" or dtype != "float32"):
         raise ValueError("--measure runs the reference path in float32; drop --path and --dtype")
     if out is not None and not asymmetry:
@@ -85,19 +89,19 @@ def _dtype(name: str) -> Any:
 QUANTITIES: Mapping[str, tuple[str, str]] = {
     "parameters": ("parameters", "count"),
     "stream_parameters": ("  of the design", "count"),
-    "flops": ("operations a token, forward", "per token"),
+    "flops": ("FLOPs per token, forward", "per token"),
     "stream_flops": ("  of the design", "per token"),
-    "bytes_moved": ("bytes moved a token (upper bound)", "per token"),
+    "bytes_moved": ("memory traffic, bytes per token (upper bound)", "per token"),
     "stream_bytes_moved": ("  by the design", "per token"),
-    "saved_bytes": ("bytes kept for backward a token", "per token"),
+    "saved_bytes": ("saved for backward, bytes per token", "per token"),
     "stream_saved_bytes": ("  by the design", "per token"),
-    "state_bytes": ("depth state, bytes a token", "per token"),
-    "cut": ("dearest pipeline cut, bytes a token", "per token"),
+    "state_bytes": ("stream state, bytes per token", "per token"),
+    "cut": ("largest pipeline cut, bytes per token", "per token"),
     "cache_bytes": ("decode cache, bytes", "bytes"),
     "halo_bytes": ("context-parallel halo, bytes", "bytes"),
-    "key_value_bytes": ("  and of full attention, bytes", "bytes"),
+    "key_value_bytes": ("  keys and values of full attention, bytes", "bytes"),
 }
-"""What the tables show: a title, and whether it is divided by the tokens."""
+"""What the tables show: a title, and whether it is divided by the number of tokens."""
 
 
 def _shown(values: Mapping[str, Any], key: str, tokens: int) -> float | None:
@@ -140,9 +144,9 @@ def _compare(
     _table(titles, lines)
     typer.echo(
         f"{tokens} tokens x {options['batch']}, {target.config.depth} blocks of width {target.config.width}, "
-        f"{options['path']} path. A multiplication and an addition are two operations. Bytes kept for backward leave "
-        "out the loss. Halo: windows and tails that a rank fetches from its neighbour; full attention needs all keys "
-        "and values."
+        f"{options['path']} path. A multiply-add counts as two FLOPs. Saved for backward excludes the loss. Halo: what "
+        "a context-parallel rank fetches from its neighbour for windows and convolutions; full attention needs all "
+        "keys and values."
     )
 
 
@@ -186,7 +190,7 @@ def _asymmetry(target: Target, tokens: int, dtype: str, out: Path | None, as_jso
         if series["flops"][place] is not None
     ]
     _table(["added by", "window", "parameters", *ADDED.values()], lines)
-    typer.echo(f"Added to the plain model; {tokens} tokens, {dtype}, fused path: a bound, not a measurement.")
+    typer.echo(f"Added to the standard model; {tokens} tokens, {dtype}, fused path: a lower bound, not a measurement.")
 
 
 def _number(value: float | None) -> str:

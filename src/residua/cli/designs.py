@@ -16,23 +16,23 @@ STARTS = {"standard": "same as standard", "eps": "same as standard, up to eps", 
 
 
 def command(
-    name: str = typer.Argument(None, help="A design, or a spec such as delta:blocks=4, to show in full."),
-    width: int = typer.Option(768, help="Width of the model that is counted."),
-    depth: int = typer.Option(12, help="Its Transformer blocks."),
-    layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
+    name: str = typer.Argument(None, help="Design to show in full, such as delta:blocks=4."),
+    width: int = typer.Option(768, help="Model width for the counts."),
+    depth: int = typer.Option(12, help="Number of Transformer blocks for the counts."),
+    layout: str = typer.Option("attn,mlp", help="Sublayers of a block."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
-    mapped: bool = typer.Option(False, "--map", help="Each as a read: sources, weights, window, and what it does."),
-    picture: Path = typer.Option(None, help="With --map: a folder for a picture of the two axes."),
+    mapped: bool = typer.Option(False, "--map", help="Classify each design: sources, weights, window, injection."),
+    picture: Path = typer.Option(None, help="With --map: directory for the figure."),
 ) -> None:
-    """List the residual designs, or show one in full."""
+    """List the residual designs, or show one with its options and what every site reads."""
     import residua
 
     if mapped:
         _map(name, as_json, markdown, picture)
         return
     if picture is not None:
-        raise ValueError("--picture draws the map; add --map")
+        raise ValueError("--picture needs --map")
     plan = residua.Plan.regular(width, depth, layout)
     if name is None:
         rows = [describe(each, plan) for each in residua.names()]
@@ -44,7 +44,7 @@ def command(
             _table(rows, plan)
         return
     if markdown:
-        raise ValueError("--markdown is for the table; one design in full comes as text or --json")
+        raise ValueError("--markdown is for the table of all designs; use --json for one")
     found = describe(name, plan) | details(name, plan)
     typer.echo(json.dumps(found, indent=2)) if as_json else _page(found)
 
@@ -53,11 +53,11 @@ MAP = {
     "design": "design",
     "sources": "sources",
     "weights": "weights from",
-    "normalised": "they add up",
+    "normalised": "weights sum",
     "lanes": "lanes",
     "window": "window",
     "injection": "injection",
-    "instance": "a read?",
+    "instance": "depth read?",
 }
 """The columns of the map."""
 
@@ -88,7 +88,7 @@ def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) 
 
     titles, console = list(MAP.values()), terminal(200)
     print_table(titles, [list(row.values()) for row in rows], left=titles, width=200)
-    console.print("read_l = sum over j in the window of a_lj u_j. Found by probing each design, not declared.")
+    console.print("read_l = sum over j in the window of a_lj u_j. Found by probing each design.")
     console.print("\n".join(notes))
 
 
@@ -177,9 +177,9 @@ def _table(rows: list[dict[str, Any]], plan: Plan) -> None:
     left = [title for title in columns if title not in ("state/token", "params")]
     print_table(list(columns), [[show(row) for show in columns.values()] for row in rows], left=left, width=200)
     console.print(
-        f"Counted for {plan.depth} blocks of width d = {plan.width}. state/token: the most that crosses a cut between "
-        "sublayers, in widths; params: added by the design; starts: what it is untrained. "
-        "One in full: residua designs NAME"
+        f"Counted for {plan.depth} blocks of width d = {plan.width}. state/token: the largest state between "
+        "two sublayers; params: parameters added; starts: the untrained network beside the standard one. "
+        "Details: residua designs NAME"
     )
 
 
@@ -190,7 +190,7 @@ def _page(found: dict[str, Any]) -> None:
         lines.append(f"  {key:<16} {option['takes']:<28} default {default}")
     if not found["options"]:
         lines.append("  none")
-    lines += ["", "Sites (what each reads, and the parameters it adds)"]
+    lines += ["", "Sites: parameters added, and sources read"]
     for site, info in found["sites"].items():
         reads = info["reads"]
         shown = " ".join(reads) if len(reads) <= 6 else f"{' '.join(reads[:3])} ... {reads[-1]}  ({len(reads)})"

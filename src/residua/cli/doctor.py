@@ -1,4 +1,4 @@
-"""`residua doctor`: what this machine offers and what is missing, with the cure."""
+"""`residua doctor`: versions, kernels and caches, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXTRAS = {
 }
 """The extras of the package and what each brings."""
 
-CORE = ("torch", "numpy", "safetensors", "jaxtyping", "typer", "rich", "tokenizers", "jinja2", "matplotlib")
+CORE = ("torch", "numpy", "safetensors", "jaxtyping", "filelock", "typer", "rich", "tokenizers", "jinja2", "matplotlib")
 
 
 def command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
@@ -83,13 +83,13 @@ def _print(found: dict[str, Any]) -> None:
     for extra, packages in found["extras"].items():
         absent = [name for name, version in packages.items() if version is None]
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
-        cure = f"without {', '.join(absent)}: pip install 'residua[{extra}]'" if absent else ""
+        cure = f"missing {', '.join(absent)}: pip install 'residua[{extra}]'" if absent else ""
         lines.append(f"extra {extra:<6} " + "; ".join(filter(None, (have, cure))))
     kernels = ", ".join(
         f"{op} ({device}: {name})" for op, on in found["kernels"].items() for device, name in on.items()
     )
     lines += [
-        f"kernels      {kernels or 'none: every op runs its reference'} (backend {found['backend']}"
+        f"kernels      {kernels or 'none: every op uses its reference implementation'} (backend {found['backend']}"
         f"{', strict' if found['strict'] else ''})",
         f"native       {_native(found['native'])}",
         f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",

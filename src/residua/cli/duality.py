@@ -1,4 +1,4 @@
-"""`residua duality`: the theorem of the two axes, run on drawn and on trained models."""
+"""`residua duality`: the equality of depth reads and window attention, on random and on trained models."""
 
 from __future__ import annotations
 
@@ -14,31 +14,33 @@ def command(
         [],
         "--run",
         "-r",
-        help="A directory written by residua train; repeat it. Without one, three models are trained.",
+        help="Output directory of residua train; repeatable. Without it, three models are trained.",
     ),
-    steps: int = typer.Option(60, help="Updates of each model that is trained here."),
-    corpus: str = typer.Option("pydoc", help="What they are trained on."),
-    seeds: int = typer.Option(2, help="Drawn stacks."),
+    steps: int = typer.Option(60, help="Training steps of each model."),
+    corpus: str = typer.Option("pydoc", help="Training corpus."),
+    seeds: int = typer.Option(2, help="Number of random stacks."),
     out: Path = typer.Option(None, help="Also write the JSON to this file."),
     as_json: bool = typer.Option(False, "--json", help="Print every row as JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
 ) -> None:
-    """Show that a depth read is sliding-window attention on the other axis, when it is, and when it is not.
+    """Check that a depth read equals sliding-window attention on the transposed stack, and when it does not.
 
-    Exits with 1 if anything that should be equal is not, or the other way round.
+    The exit code is 1 if any check fails.
     """
     if as_json and markdown:
-        raise ValueError("--json and --markdown are two forms of the same; choose one")
+        raise ValueError("--json and --markdown exclude each other; give one")
     if steps < 1 or seeds < 1:
         raise ValueError(f"steps={steps} and seeds={seeds} must be at least 1")
     if out is not None and out.is_dir():
         raise ValueError(f"{out} is a directory; --out takes a file")
     for run in runs:
         if not (run / "config.json").is_file():
-            raise ValueError(f"{run} is not the directory of a run: it has no config.json")
+            raise ValueError(f"{run} is not a run directory: it has no config.json")
     from residua.lab import duality
 
-    tell = _teller()
+    def tell(text: str) -> None:
+        typer.echo(text, err=True)
+
     subjects = [duality.random_subject(seed) for seed in range(seeds)]
     if runs:
         subjects += [duality.from_run(run) for run in runs]
@@ -71,20 +73,13 @@ def _spelled(runs: list[Path], steps: int, corpus: str, seeds: int) -> str:
     return " ".join(["residua duality", *given, f"--seeds {seeds}"])
 
 
-def _teller() -> Any:
-    from rich.console import Console
-
-    console = Console(stderr=True, markup=False, highlight=False)
-    return console.print
-
-
 def _show(report: dict[str, Any]) -> None:
     from residua.lab.common.tables import print_table, terminal
     from residua.lab.duality.report import TITLES, cells, summary
 
     console = terminal(160)
     trained = [model["name"] for model in report["models"] if model["trained"]]
-    console.print(f"Drawn stacks: {len(report['models']) - len(trained)}. Models: {'; '.join(trained) or 'none'}.")
+    console.print(f"Random stacks: {len(report['models']) - len(trained)}. Models: {'; '.join(trained) or 'none'}.")
     console.print("The equality needs: " + "; ".join(report["conditions"]) + ".\n")
     left = [title for title in TITLES if title not in ("error", "must be", "cases")]
     print_table(TITLES, [cells(row) for row in summary(report)], left=left, width=160)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +14,18 @@ from residua.extras import need
 
 
 def command(
-    model: Path = typer.Argument(..., help="A run of train or finetune, or the directory of a Hugging Face model."),
-    corpus: str = typer.Option("pydoc", help="pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."),
+    model: Path = typer.Argument(..., help="Run directory of train or finetune, or a Hugging Face model directory."),
+    corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."),
     context: int = typer.Option(256, help="Tokens per window."),
-    windows: int = typer.Option(0, help="Windows, evenly spaced; 0 takes the whole validation split."),
+    windows: int = typer.Option(0, help="Number of evenly spaced windows; 0: the whole validation split."),
     batch: int = typer.Option(8, help="Windows per forward pass."),
     task: list[str] = typer.Option(
-        [], "--task", "-t", help="A harness task; repeat it. residua_cloze, _bits, _copy need no hub."
+        [], "--task", "-t", help="lm-eval task; repeatable. residua_cloze, residua_bits and residua_copy work offline."
     ),
     count: int = typer.Option(64, help="Documents in each residua_* task."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure a model's loss on a corpus and its answers to tasks of the evaluation harness."""
+    """Evaluate a model: loss on a corpus, and lm-eval tasks."""
     if batch < 1 or count < 4 or windows < 0:
         raise ValueError("batch must be at least 1, count at least 4 and windows not negative")
     if task:
@@ -32,7 +34,7 @@ def command(
     from residua.lab.evaluate import corpus_loss, open_model
 
     opened = open_model(model)
-    tokens = prepare(corpus, opened.tokenizer, progress=_say)
+    tokens = prepare(corpus, opened.tokenizer, progress=lambda text: typer.echo(text, err=True))
     found: dict[str, Any] = {"model": str(model), "design": opened.design, "corpus": corpus}
     with _progress() as advance:
         found["loss"] = corpus_loss(opened, tokens, context=context, windows=windows, batch=batch, progress=advance)
@@ -54,24 +56,16 @@ def _show(found: dict[str, Any]) -> None:
         typer.echo(f"{name}: {', '.join(shown)}")
 
 
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
-
-
-def _progress() -> Any:
-    from contextlib import contextmanager
-
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, nothing elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
-    @contextmanager
-    def shown() -> Any:
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield None
-            return
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("evaluating", total=None)
-            yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-    return shown()
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("evaluating", total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total)

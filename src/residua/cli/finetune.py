@@ -16,7 +16,7 @@ from residua.extras import need
 def command(
     checkpoint: str, out: Path, config: Path | None, resume: str, track: list[str], as_json: bool, **flags: Any
 ) -> None:
-    """Fine-tune a Hugging Face checkpoint with a rate for its base and one for its routing; resumes like `train`."""
+    """Fine-tune a Hugging Face checkpoint, with separate learning rates for the base and the added parameters."""
     need("hf", "transformers")
     from transformers.utils import logging
 
@@ -46,7 +46,7 @@ def _sign() -> None:
     sign(
         command,
         fields,
-        checkpoint=(str, typer.Argument(None, help="Directory of the model (or a hub name).")),
+        checkpoint=(str, typer.Argument(None, help="Model directory or hub name.")),
         **run_flags(),
         as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
     )

@@ -9,16 +9,16 @@ import typer
 
 
 def command(
-    run: Path = typer.Argument(..., help="A directory written by residua train or compare (a run in it)."),
+    run: Path = typer.Argument(..., help="Run directory of residua train, or of one run of residua compare."),
     prompt: str = typer.Option(..., "--prompt", "-p", help="The text to continue."),
-    tokens: int = typer.Option(200, "--tokens", "-n", help="New tokens."),
-    temperature: float = typer.Option(0.8, help="0 takes the likeliest token."),
-    top_k: int = typer.Option(None, help="Sample from the k likeliest."),
-    top_p: float = typer.Option(None, help="Sample from the fewest that hold this probability."),
-    seed: int = typer.Option(0, help="Of the sampling."),
+    tokens: int = typer.Option(200, "--tokens", "-n", help="Number of new tokens."),
+    temperature: float = typer.Option(0.8, help="Sampling temperature; 0: greedy."),
+    top_k: int = typer.Option(None, help="Sample from the k most likely tokens."),
+    top_p: float = typer.Option(None, help="Nucleus sampling: smallest set of tokens with this probability."),
+    seed: int = typer.Option(0, help="Random seed."),
     as_json: bool = typer.Option(False, "--json", help="Print prompt, text and token ids as JSON."),
 ) -> None:
-    """Continue a prompt with a trained run, using the KV cache."""
+    """Generate text from a trained run."""
     import torch
 
     from residua.lab.data import load_tokenizer
@@ -27,7 +27,7 @@ def command(
 
     for name in ("config.json", "tokenizer.json"):
         if not (run / name).is_file():
-            raise ValueError(f"{run} is not the directory of a run that can generate: it has no {name}")
+            raise ValueError(f"{run} is not a run directory: it has no {name}")
     model = load_model(run)
     tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
     ids = tokenizer.encode(prompt)

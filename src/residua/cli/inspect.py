@@ -9,14 +9,18 @@ import typer
 
 
 def command(
-    model: Path = typer.Argument(..., help="A converted model, or a directory of residua train or finetune."),
-    prompt: str = typer.Option(..., "--prompt", "-p", help="The text to run through it."),
-    site: str = typer.Option(None, "--site", help="Also print the weights of every token at this site, as l3_attn."),
-    png: Path = typer.Option(None, "--png", help="Draw the mean weights, sites by sources, into this file."),
-    html: Path = typer.Option(None, "--html", help="Write a page with the routing explorer into this file."),
-    as_json: bool = typer.Option(False, "--json", help="Print everything, every token's weights included, as JSON."),
+    model: Path = typer.Argument(..., help="Converted model, or run directory of residua train or finetune."),
+    prompt: str = typer.Option(..., "--prompt", "-p", help="Input text."),
+    site: str = typer.Option(
+        None, "--site", help="Also print the weights of every token at this site, such as l3_attn."
+    ),
+    png: Path = typer.Option(None, "--png", help="Write a heat map of the mean weights to this PNG file."),
+    html: Path = typer.Option(None, "--html", help="Write an interactive page to this HTML file."),
+    as_json: bool = typer.Option(
+        False, "--json", help="Print everything as JSON, including the weights of every token."
+    ),
 ) -> None:
-    """Show how one prompt is routed: as a table, JSON, a picture or a page."""
+    """Show which sources every site reads for one prompt: as a table, JSON, a picture or a page."""
     import torch
 
     from residua.lab.diagnose.inspect import draw, inspect_ids, tables
@@ -24,12 +28,10 @@ def command(
 
     for file in (png, html):
         if file is not None and not file.absolute().parent.is_dir():
-            raise ValueError(f"{file.parent} is no directory; make it first")
+            raise ValueError(f"{file.parent} is not a directory; create it first")
     opened = open_model(model)
     if opened.design == "base":
-        raise ValueError(
-            f"{model} has no residual stream of ours to look into; convert it first: residua convert {model}"
-        )
+        raise ValueError(f"{model} is not a converted model; convert it first: residua convert {model}")
     ids = opened.tokenizer.encode(prompt)
     if opened.context is not None and len(ids) > opened.context:
         raise ValueError(f"the prompt has {len(ids)} tokens, and this model takes {opened.context}; shorten it")

@@ -10,13 +10,15 @@ import typer
 
 
 def command(
-    runs: list[Path] = typer.Argument(..., help="A directory of residua compare, or one or more of residua train."),
-    out: Path = typer.Option(None, "--out", "-o", help="The page to write; report.html in the directory by default."),
-    prompt: str = typer.Option(None, "--prompt", "-p", help="The text whose tokens are followed through every model."),
-    checkpoints: bool = typer.Option(True, help="Load the models: tokens, gradients and attention need them."),
-    as_json: bool = typer.Option(False, "--json", help="Print what the page shows as JSON, and write no page."),
+    runs: list[Path] = typer.Argument(
+        ..., help="Output directory of residua compare, or one or more of residua train."
+    ),
+    out: Path = typer.Option(None, "--out", "-o", help="HTML file to write; report.html in the directory by default."),
+    prompt: str = typer.Option(None, "--prompt", "-p", help="Text whose tokens are shown for every model."),
+    checkpoints: bool = typer.Option(True, help="Load checkpoints, for per-token routing, gradients and attention."),
+    as_json: bool = typer.Option(False, "--json", help="Print the data of the page as JSON instead."),
 ) -> None:
-    """Write one self-contained HTML page: results, curves, the routing explorer, depth, costs, and how to repeat it."""
+    """Write a self-contained HTML report: results, curves, routing, costs, and the commands to reproduce it."""
     from residua.lab import report
 
     def tell(text: str) -> None:

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from residua.cli._rates import grid
-from residua.cli._spoken import spoken
+from residua.cli._flags import grid, typed
+
+if TYPE_CHECKING:
+    from residua.lab.tasks.task import Task
 
 
 def command(
-    task: str = typer.Argument(None, help="A task, such as khop or khop:hops=3; without one, all are listed."),
+    task: str = typer.Argument(None, help="Task, such as khop or khop:hops=3; without it, all are listed."),
     design: list[str] = typer.Option(
-        ["standard"], "--design", "-d", help="A design; repeat it. The first is the baseline."
+        ["standard"], "--design", "-d", help="Design; repeatable. The first is the baseline."
     ),
-    seeds: int = typer.Option(3, help="Seeds 0, 1, ..."),
-    steps: int = typer.Option(500, help="Updates."),
-    batch: int = typer.Option(32, help="Rows per update."),
-    lr: float = typer.Option(None, help="Learning rate of every row.  [default: 0.002]", show_default=False),
-    lr_grid: str = typer.Option("", help="Rates each row chooses from on a seed of its own: 1e-3,2e-3,4e-3."),
-    width: int = typer.Option(64, help="Width of the model."),
-    depth: int = typer.Option(4, help="Its Transformer blocks."),
-    heads: int = typer.Option(4, help="Its attention heads."),
-    layout: str = typer.Option("attn,mlp", help="The sublayers of a block."),
+    seeds: int = typer.Option(3, help="Number of seeds: 0, 1, ..."),
+    steps: int = typer.Option(500, help="Training steps."),
+    batch: int = typer.Option(32, help="Batch size."),
+    lr: float = typer.Option(None, help="Learning rate of every design.  [default: 0.002]", show_default=False),
+    lr_grid: str = typer.Option(
+        "", help="Learning rates to tune over, such as 1e-3,2e-3,4e-3; on a seed that is not reported."
+    ),
+    width: int = typer.Option(64, help="Model width."),
+    depth: int = typer.Option(4, help="Number of Transformer blocks."),
+    heads: int = typer.Option(4, help="Number of attention heads."),
+    layout: str = typer.Option("attn,mlp", help="Sublayers of a block."),
     also: list[str] = typer.Option(
-        [], help='Another row, a design and its own layout: "standard swa:window=4,attn,mlp"; repeat it.'
+        [], help='Another row with its own layout, such as "standard swa:window=4,attn,mlp"; repeatable.'
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="Write the results here, as JSON; stopped, it goes on."),
+    out: Path = typer.Option(None, "--out", "-o", help="JSON file for the results; the same command resumes."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the synthetic tasks, or train designs on one and compare their exact accuracy."""
+    """List the synthetic tasks, or train designs on one and compare their accuracy."""
     from residua.lab import tasks
 
     if task is None:
@@ -52,7 +58,7 @@ def command(
         raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{task.split(':')[0]}.json")
     rates = grid("lr-grid", lr_grid)
     if rates and lr is not None:
-        raise ValueError("--lr sets the rate and --lr-grid searches it; give one of them")
+        raise ValueError("--lr and --lr-grid exclude each other; give one")
     recipe = TaskRecipe(steps=steps, batch=batch, width=width, depth=depth, heads=heads, layout=layout)
     recipe = recipe if lr is None else replace(recipe, lr=lr)
     pairs = [_pair(one) for one in also]
@@ -64,7 +70,7 @@ def command(
                     task, design, range(seeds), recipe, on_event=listen, also=pairs, rates=rates, kept=kept
                 )
         except KeyboardInterrupt:
-            cure = "the same command goes on from there" if out else "with --out they would have been kept"
+            cure = "the same command resumes" if out else "use --out to keep them"
             typer.echo(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}", err=True)
             raise typer.Exit(130) from None
         if out is not None:
@@ -73,7 +79,7 @@ def command(
             from residua.lab.common.files import write_json
             from residua.lab.train.folder import machine
 
-            write_json(out, {"command": spoken(), "machine": machine(torch.device("cpu")), **results})
+            write_json(out, {"command": typed(), "machine": machine(torch.device("cpu")), **results})
     typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
 
 
@@ -84,32 +90,28 @@ def _pair(text: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _describe(cls: Any) -> dict[str, str]:
-    return {"task": cls.name, "made": cls.__doc__.strip().splitlines()[0], "separates": cls.separates}
+def _describe(cls: type[Task]) -> dict[str, str]:
+    return {"task": cls.name, "made": (cls.__doc__ or "").strip().splitlines()[0], "separates": cls.separates}
 
 
-def _progress(total: int) -> Any:
-    from contextlib import contextmanager
-
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """A bar on a terminal, a line per finished run elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
 
-    @contextmanager
-    def shown() -> Any:
-        console = Console(stderr=True, markup=False, highlight=False)
-        if not console.is_terminal:
-            yield lambda event: console.print(
-                f"{event['design']} in {event['layout']}, lr {event['lr']:g}, seed {event['seed']}: {_ended(event)}"
-            )
-            return
-        with Progress(console=console) as progress:
-            bar = progress.add_task("training", total=total)
-            yield lambda event: progress.advance(bar)
-
-    return shown()
+    console = Console(stderr=True, markup=False, highlight=False)
+    if not console.is_terminal:
+        yield lambda event: console.print(
+            f"{event['design']} in {event['layout']}, lr {event['lr']:g}, seed {event['seed']}: {_ended(event)}"
+        )
+        return
+    with Progress(console=console) as progress:
+        bar = progress.add_task("training", total=total)
+        yield lambda event: progress.advance(bar)
 
 
-def _ended(event: dict[str, Any]) -> str:
+def _ended(event: Mapping[str, Any]) -> str:
     return f"diverged, {event['message']}" if event["kind"] == "diverged" else f"{event['accuracy']:.3f}"
 
 

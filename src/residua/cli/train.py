@@ -25,7 +25,7 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train one model, or go on with a run that was interrupted: the same command continues it."""
+    """Train one model. The same command resumes an interrupted run."""
     from residua.lab.train.run import train
 
     chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
@@ -44,7 +44,7 @@ def resolve(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
 
 
 def foresee(config: TrainConfig) -> dict[str, Any]:
-    """What a run would be and cost. The corpus is prepared for it: vocabulary and passes are those of the run."""
+    """The size and cost of a run, from its configuration; the corpus is prepared for it."""
     from residua.lab.data import prepare
     from residua.model import measure
 
@@ -80,12 +80,12 @@ def _foreseen(found: dict[str, Any]) -> str:
             f"design       {config['design']}, {config['depth']} blocks of {config['layout']}, width {config['width']}",
             f"corpus       {config['corpus']}, {config['tokenizer']}, {found['vocab']:,} tokens in the vocabulary, "
             f"fingerprint {found['fingerprint']}",
-            f"parameters   {found['parameters']:,}, of which the design's own {found['stream_parameters']:,}",
-            f"forward      {found['flops_per_token']:,.0f} operations per token, of which the design's own "
-            f"{found['stream_flops_per_token']:,.0f}",
-            f"training     {found['training_flops']:.3g} operations for {found['tokens']:,} tokens, "
-            f"{found['passes']:.2f} passes over the corpus",
-            f"stream       {found['state_floats_per_token']:,} numbers per token at most, "
+            f"parameters   {found['parameters']:,}, of which {found['stream_parameters']:,} added by the design",
+            f"forward      {found['flops_per_token']:,.0f} FLOPs per token, of which "
+            f"{found['stream_flops_per_token']:,.0f} by the design",
+            f"training     {found['training_flops']:.3g} FLOPs for {found['tokens']:,} tokens, "
+            f"{found['passes']:.2f} epochs",
+            f"state        at most {found['state_floats_per_token']:,} numbers per token, "
             f"{found['state_bytes_per_batch'] / 2**20:.1f} MiB per batch",
         )
     )
@@ -94,7 +94,7 @@ def _foreseen(found: dict[str, Any]) -> str:
 def _summary(result: Result, out: Path) -> str:
     return (
         f"{result.design}: valid loss {result.loss:.4f}, perplexity {result.perplexity:.2f}, "
-        f"{result.bits_per_byte:.4f} bits/byte after {result.tokens:,} tokens ({result.passes:.2f} passes), "
+        f"{result.bits_per_byte:.4f} bits/byte after {result.tokens:,} tokens ({result.passes:.2f} epochs), "
         f"{result.time['tokens_per_second']:,.0f} tokens/s, in {out}"
     )
 
@@ -103,6 +103,6 @@ sign(
     command,
     config_fields(),
     **run_flags(),
-    dry_run=(bool, typer.Option(False, "--dry-run", help="Print parameters, operations and state, and stop.")),
+    dry_run=(bool, typer.Option(False, "--dry-run", help="Print parameters, FLOPs and state size, and stop.")),
     as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
 )

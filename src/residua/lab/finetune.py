@@ -38,13 +38,15 @@ class FinetuneConfig(Recipe):
     """Which checkpoint, and how it is trained on."""
 
     checkpoint: Annotated[str, "Directory of the Hugging Face model, or a hub name."] = ""
-    design: Annotated[str | None, "Convert to this design first; by default the checkpoint is taken as it is."] = None
+    design: Annotated[str | None, "Convert to this design first; by default the checkpoint is used as it is."] = None
     layout: Annotated[str | None, "With --design: sublayers to insert, such as swa:window=16,attn,mlp."] = None
-    freeze: Annotated[bool, "Train what conversion added, and nothing else."] = False
+    freeze: Annotated[bool, "Train the added parameters only."] = False
     lr: Annotated[float, "Learning rate of the base."] = 5e-5
-    residual_lr: Annotated[float | None, "Learning rate of the design's own parameters."] = 5e-3
-    weight_decay: Annotated[float, "Of matrices; norms, embeddings and the design's own have none."] = 0.0
-    tokenizer: Annotated[str, "auto: the checkpoint's own, else bytes. Or bytes, bpe:VOCAB, hf:DIR."] = "auto"
+    residual_lr: Annotated[float | None, "Learning rate of the parameters that conversion added."] = 5e-3
+    weight_decay: Annotated[
+        float, "Weight decay of matrices; none for norms, embeddings and the design's parameters."
+    ] = 0.0
+    tokenizer: Annotated[str, "auto (the checkpoint's, else bytes), bytes, bpe:VOCAB or hf:DIR."] = "auto"
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)  # super() has no class to start from in a dataclass with slots

@@ -22,27 +22,33 @@ class TrainConfig(Recipe):
 
     design: Annotated[str, "Residual design, such as delta:blocks=4."] = "standard"
     layout: Annotated[str, "Sublayers of a block."] = "attn,mlp"
-    width: Annotated[int, "Width of the stream."] = 128
-    depth: Annotated[int, "Transformer blocks."] = 6
-    heads: Annotated[int, "Attention heads."] = 4
-    kv_heads: Annotated[int | None, "Key and value heads; as many as heads by default."] = None
+    width: Annotated[int, "Model width."] = 128
+    depth: Annotated[int, "Number of Transformer blocks."] = 6
+    heads: Annotated[int, "Number of attention heads."] = 4
+    kv_heads: Annotated[int | None, "Number of key and value heads; heads by default."] = None
     mlp_width: Annotated[int | None, "Hidden width of the MLP; 8/3 of the width by default."] = None
     qk_norm: Annotated[bool, "RMS-normalise queries and keys."] = False
-    rope_base: Annotated[float, "Base of the rotary positions."] = 10_000.0
-    lane_norms: Annotated[Literal["shared", "separate"], "One pre-norm gain for q, k and v, or one each."] = "shared"
-    tied: Annotated[bool, "The head's matrix is the embedding."] = True
-    eps: Annotated[float, "Of every norm."] = 1e-9
-    init_std: Annotated[float | None, "Of every matrix at the start; 0.5 / sqrt(width) by default."] = None
-    objective: Annotated[Literal["clm", "mlm"], "Next token (decoder) or hidden tokens (encoder)."] = "clm"
-    fp32_stream: Annotated[bool, "bfloat16: keep the stream, and the design's own arithmetic, in float32."] = False
-    stream_rms: Annotated[bool, "Validation lines hold the RMS of what every site reads."] = False
+    rope_base: Annotated[float, "RoPE base."] = 10_000.0
+    lane_norms: Annotated[Literal["shared", "separate"], "One pre-norm gain for q, k and v, or one for each."] = (
+        "shared"
+    )
+    tied: Annotated[bool, "Tie the output matrix to the embedding."] = True
+    eps: Annotated[float, "RMSNorm epsilon."] = 1e-9
+    init_std: Annotated[float | None, "Standard deviation of initial weights; 0.5 / sqrt(width) by default."] = None
+    objective: Annotated[
+        Literal["clm", "mlm"], "clm: next-token prediction (decoder); mlm: masked tokens (encoder)."
+    ] = "clm"
+    fp32_stream: Annotated[
+        bool, "With dtype=bfloat16: keep the residual stream and the design's arithmetic in float32."
+    ] = False
+    stream_rms: Annotated[bool, "Log the RMS of every sublayer's input at validation."] = False
 
     def __post_init__(self) -> None:
         Recipe.__post_init__(self)  # super() has no class to start from in a dataclass with slots
         if not 0 < self.rope_base < math.inf:
             raise ValueError(f"rope_base must be a positive number, not {self.rope_base}")
         if self.fp32_stream and self.dtype == "float32":
-            raise ValueError("fp32_stream says something only with dtype=bfloat16; with float32 the stream is. Drop it")
+            raise ValueError("fp32_stream has no effect with dtype=float32; drop it or use dtype=bfloat16")
         # one spelling for one design, so that defaults written out do not make another run of it
         object.__setattr__(self, "design", _built(self.model(vocab=2)))
 

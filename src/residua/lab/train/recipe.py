@@ -44,39 +44,41 @@ class Recipe:
     corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
     tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"
 
-    steps: Annotated[int, "Updates."] = 500
+    steps: Annotated[int, "Training steps."] = 500
     batch: Annotated[int, "Sequences per forward pass."] = 8
     context: Annotated[int, "Tokens per sequence."] = 256
-    accumulate: Annotated[int, "Forward passes per update."] = 1
+    accumulate: Annotated[int, "Gradient accumulation: forward passes per step."] = 1
     optimizer: Annotated[Literal["adamw", "muon"], "muon: Muon for the sublayers' matrices, AdamW for the rest."] = (
         "adamw"
     )
     lr: Annotated[float, "Learning rate."] = 2e-3
-    residual_lr: Annotated[float | None, "Learning rate of the design's own parameters; lr by default."] = None
-    schedule: Annotated[Literal["cosine", "wsd"], "Cosine, or warm-up, stable, decay."] = "cosine"
-    warmup_share: Annotated[float, "Share of the steps in which the rate rises."] = 0.05
-    decay_share: Annotated[float | None, "wsd: share of the steps in which the rate falls; 0.2 by default."] = None
-    min_lr_share: Annotated[float, "Share of the rate that is left at the end."] = 0.1
-    weight_decay: Annotated[float, "Of matrices; norms, embeddings and the design's own have none."] = 0.1
-    beta1: Annotated[float, "AdamW."] = 0.9
-    beta2: Annotated[float, "AdamW."] = 0.95
-    clip: Annotated[float, "Largest gradient norm that is applied; 0 turns clipping off."] = 1.0
-    explode: Annotated[float, "Gradient norm that stops the run."] = 1e5
+    residual_lr: Annotated[float | None, "Learning rate of the parameters that the design adds; lr by default."] = None
+    schedule: Annotated[Literal["cosine", "wsd"], "Learning-rate schedule: cosine, or warm-up, stable, decay."] = (
+        "cosine"
+    )
+    warmup_share: Annotated[float, "Warm-up, as a fraction of the steps."] = 0.05
+    decay_share: Annotated[float | None, "wsd: decay, as a fraction of the steps; 0.2 by default."] = None
+    min_lr_share: Annotated[float, "Final learning rate, as a fraction of the peak."] = 0.1
+    weight_decay: Annotated[
+        float, "Weight decay of matrices; none for norms, embeddings and the design's parameters."
+    ] = 0.1
+    beta1: Annotated[float, "AdamW beta1."] = 0.9
+    beta2: Annotated[float, "AdamW beta2."] = 0.95
+    clip: Annotated[float, "Gradient clipping norm; 0: off."] = 1.0
+    explode: Annotated[float, "Gradient norm above which the run stops as diverged."] = 1e5
 
     dtype: Annotated[Literal["float32", "bfloat16"], "bfloat16: autocast; parameters stay float32."] = "float32"
-    checkpointed: Annotated[bool, "Recompute each block in the backward pass instead of keeping its activations."] = (
-        False
-    )
-    compile: Annotated[bool, "torch.compile the training step's forward."] = False
-    device: Annotated[Literal["auto", "cpu", "cuda"], "auto: cuda where there is one."] = "auto"
-    threads: Annotated[int | None, "Processor threads; torch's own choice by default."] = None
-    seed: Annotated[int, "Of the weights, the order of the batches and everything drawn."] = 0
+    checkpointed: Annotated[bool, "Gradient checkpointing: recompute each block in the backward pass."] = False
+    compile: Annotated[bool, "Use torch.compile for the forward pass."] = False
+    device: Annotated[Literal["auto", "cpu", "cuda"], "auto: cuda if available."] = "auto"
+    threads: Annotated[int | None, "CPU threads; PyTorch's default if not set."] = None
+    seed: Annotated[int, "Random seed of weights and batches."] = 0
 
-    log_every: Annotated[int, "Steps between training lines in metrics.jsonl."] = 1
-    eval_every: Annotated[int, "Steps between validations; the first and the last are always made."] = 100
-    eval_windows: Annotated[int, "Validation sequences, evenly spaced and always the same; 0 takes all."] = 64
-    save_every: Annotated[int, "Steps between checkpoints; the last is always made."] = 100
-    keep: Annotated[int, "Checkpoints kept: the newest, and what to fall back to."] = 2
+    log_every: Annotated[int, "Steps between training records in metrics.jsonl."] = 1
+    eval_every: Annotated[int, "Steps between validations; the first and the last step always validate."] = 100
+    eval_windows: Annotated[int, "Validation sequences, evenly spaced and fixed; 0: all."] = 64
+    save_every: Annotated[int, "Steps between checkpoints; the last step always saves."] = 100
+    keep: Annotated[int, "Number of recent checkpoints to keep."] = 2
 
     @property
     def masked(self) -> bool:
@@ -99,11 +101,9 @@ class Recipe:
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} must be from 0 to below 1, not {value}")
         if self.schedule != "wsd" and self.decay_share is not None:
-            raise ValueError(f"decay_share belongs to schedule=wsd; {self.schedule} has none. Drop it")
+            raise ValueError(f"decay_share has no effect with schedule={self.schedule}; drop it or use schedule=wsd")
         if self.schedule == "wsd" and self.warmup_share + self.decline > 1:
-            raise ValueError(
-                f"warmup_share {self.warmup_share} and decay_share {self.decline} are more than the whole run"
-            )
+            raise ValueError(f"warmup_share {self.warmup_share} and decay_share {self.decline} add up to more than 1")
         if self.seed >= 2**63:
             raise ValueError(f"seed must be below 2**63, not {self.seed}")
 
