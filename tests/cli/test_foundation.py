@@ -55,9 +55,12 @@ def test_designs_shows_one_in_full():
         assert site in page
 
 
-def test_doctor_tells_versions_kernels_and_cures():
+@pytest.mark.parametrize("build", ["", "+cpu", "+cu130"])
+def test_doctor_tells_versions_kernels_and_cures(build, monkeypatch):
+    """Also which build of torch it is, whatever the version of the package says of it."""
     import torch
 
+    monkeypatch.setattr(torch, "__version__", torch.__version__.partition("+")[0] + build)
     found = json.loads(run("doctor", "--json"))
     assert found["core"]["torch"] == torch.__version__
     assert found["kernels"] == residua.ops.kernels()

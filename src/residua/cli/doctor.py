@@ -47,7 +47,7 @@ def examine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "core": {name: _installed(name) for name in CORE},
+        "core": {name: _installed(name) for name in CORE} | {"torch": str(torch.__version__)},  # which names the build
         "extras": {extra: {name: _installed(name) for name in names} for extra, names in EXTRAS.items()},
         "backend": _backend.choice(),
         "strict": _backend.strict(),
