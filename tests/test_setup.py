@@ -1,5 +1,6 @@
 """tools/setup says what is missing before it starts, and installs nothing twice."""
 
+import json
 import os
 import re
 import shutil
@@ -35,7 +36,10 @@ def fake(clone):
     script = clone / ".venv" / "bin" / "python"
     script.parent.mkdir(parents=True)
     (script.parent / "activate").write_text(str(clone / ".venv"))
-    script.write_text(f'#!/bin/sh\necho "$@" >> {clone}/log\n[ ! -e {clone}/broken ]\n')
+    script.write_text(
+        '#!/bin/sh\ncd "${0%/*}/../.."\ncase "$*" in *--dry-run*) exec cat report;; esac\n'
+        'echo "$@" >> log\n[ ! -e broken ]\n'
+    )
     script.chmod(0o755)
     return clone
 
@@ -54,6 +58,35 @@ def test_trouble_is_one_line_and_nothing_is_made(clone, groups, environment, sai
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (clone / ".venv").exists()
+
+
+CUDA = 'cuda-toolkit[cublas]==13.0.3; platform_system == "Linux"', "nvidia-nccl-cu13==2.29.7"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has two builds under one version")
+@pytest.mark.parametrize(
+    ("required", "free", "enough"),
+    [((), "4.5", True), ((), "3.5", False), (CUDA, "4.5", False), (CUDA, "7.5", False), (CUDA, "8.5", True)],
+)
+def test_room_is_asked_for_by_the_build_that_pip_takes(fake, required, free, enough):
+    """The CUDA build and its libraries are twice as large as the CPU build; pip is asked before it installs any."""
+    found = {"install": [{"metadata": {"name": "torch", "requires_dist": ["sympy>=1.13.3", *required]}}]}
+    (fake / "report").write_text(json.dumps(found))
+    done = setup(fake, "core", RESIDUA_FREE_GIB=free)
+    assert (done.returncode == 0, (fake / "log").exists()) == (enough, enough)
+    if not enough:
+        build, needed = ("CUDA", 8) if required else ("CPU", 4)
+        assert done.stderr.count("\n") == 1
+        assert f"{free} GiB of disk are free" in done.stderr
+        assert f"about {needed} GiB are needed for PyTorch (its {build} build)" in done.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has two builds under one version")
+def test_pip_that_cannot_say_which_build_is_left_to_fail_by_itself(fake):
+    (fake / "broken").touch()
+    done = setup(fake, "core", RESIDUA_FREE_GIB="6")
+    assert done.returncode != 0
+    assert "pip failed" in done.stderr
 
 
 def test_old_python_gets_a_sentence_and_not_a_syntax_error(clone):
