@@ -117,10 +117,10 @@ def law_layouts() -> str:
 
 def law_counts() -> str:
     """How much the laws are run over."""
-    cases = len(testing.cases()) // len(testing.LAYOUTS)
+    cases = sum(len(testing.specs(name)) for name in residua.names())
     return (
         f"There are {len(testing.LAWS)} laws, {len(residua.names())} designs with {cases} option cases between them, "
-        f"and {len(testing.LAYOUTS)} layouts."
+        f"and {len(testing.LAYOUTS)} layouts; {len(testing.cases())} cases are made of them."
     )
 
 

@@ -11,6 +11,7 @@ and with `cases`, `LAWS` and a parametrised test each shows up under a name of i
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -108,10 +109,29 @@ def specs(name: str) -> list[str]:
 
 
 def cases(*only: str) -> list[Case]:
-    """Every design (or those named) x its option cases x the layouts."""
-    return [
-        Case(spec, layout, causal) for name in only or names() for spec in specs(name) for layout, causal in LAYOUTS
-    ]
+    """Every option case of every design (or of those named) in the first layout, and in each other layout one case of
+    every way in which the design's cases meet it, the default first.
+
+    Options act inside the stream and a layout outside it, so that their product says most things several times.
+    """
+    found = [Case(spec, *LAYOUTS[0]) for name in only or names() for spec in specs(name)]
+    for name in only or names():
+        for layout in LAYOUTS[1:]:
+            told: dict[object, Case] = {}
+            for case in (Case(spec, *layout) for spec in specs(name)):
+                told.setdefault(meeting(case), case)
+            found += told.values()
+    return found
+
+
+def meeting(case: Case) -> object:
+    """All that passes between a design and a layout: whether tokens are mixed, how many lanes each site is fed, which
+    sites mix, and sources of which kinds (their names without numbers)."""
+    with torch.device("meta"):
+        stream = build(case.spec, case.config().plan)
+    sites = [(stream.feeds(site), stream.sources(site)) for site in stream.plan.readers]
+    kinds = frozenset(re.sub(r"\d+", "", source) for _, sources in sites for source in sources)
+    return stream.mixes_tokens, tuple((lanes, bool(sources)) for lanes, sources in sites), kinds
 
 
 Law = Callable[[Case], None]
