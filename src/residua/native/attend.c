@@ -81,6 +81,11 @@ EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, 
     return forward(read, type, threads);
 }
 
+/* from[i], of the accumulation type. */
+static double number(int type, const void *from, int64_t i) {
+    return type == RESIDUA_FLOAT64 ? ((const double *)from)[i] : ((const float *)from)[i];
+}
+
 /* to[i] = from[i] times, where there is one, by[i]; numbers of the accumulation type. */
 static void times(int type, void *to, const void *from, const void *by, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -119,6 +124,23 @@ EXPORT int residua_attend_together(int type, int threads, int64_t tokens, int64_
     const int answer = forward(read, type, threads);
     free(folded);
     return answer;
+}
+
+/* Whether a backward pass in one pass would lose digits to large logits: it takes its weights as exp(logit - lse), with
+ * a log-sum that is rounded, and with dots in another order of summation than the forward's. Both are off by an ulp or
+ * so of the log-sum or of the query's length, 2e-6 where this begins. Two passes divide by what they find themselves. */
+EXPORT int residua_attend_is_large(int type, int64_t tokens, int64_t width, const void *query, const void *lse) {
+    const double large = 32;
+    double square = 0, most = 0;
+    for (int64_t d = 0; d < width; d++) {
+        const double x = number(type, query, d);
+        square += x * x;
+    }
+    for (int64_t t = 0; t < tokens; t++) {
+        const double size = fabs(number(type, lse, t));
+        most = size > most ? size : most;
+    }
+    return most > large || square > large * large;
 }
 
 /* The gradients of residua_attend from those of its reads. Given the read of a single query and its log-sum, was_read

@@ -119,7 +119,8 @@ class _Attend(torch.autograd.Function):
             read = native.value(how, query, sources, null)
             return read if onto is None else read.add_(onto)
         was = native.read(how, query, sources, null)
-        ctx.save_for_backward(query, null, *was, *sources)
+        kept = (None, None) if native.large(query, was) else was
+        ctx.save_for_backward(query, null, *kept, *sources)
         return was.value
 
     @staticmethod
@@ -188,7 +189,7 @@ class _Merge(torch.autograd.Function):
         was = native.read(how, query, sources, None, carry)
         ctx.how = how
         # in one pass the carried value is found as what the sources do not explain of the read, and need not be kept
-        kept = was if how.one_pass(value.dtype) else (carry.value, None)
+        kept = was if how.one_pass(value.dtype) and not native.large(query, was) else (carry.value, None)
         ctx.save_for_backward(query, carry.lse, *kept, *sources)
         return was.value
 

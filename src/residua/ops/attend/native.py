@@ -30,7 +30,7 @@ class How(NamedTuple):
     centered: bool = False
 
     def one_pass(self, dtype: torch.dtype) -> bool:
-        """Whether the backward pass is given what was read, to go over the sources once and not twice.
+        """Whether the backward pass may be given what was read, to go over the sources once and not twice.
 
         sum_n a_n (dx . v_n) is dx . x then; with x rounded to bfloat16 that would be off by as much as it differs from
         a single dx . v_n where sources are alike.
@@ -157,6 +157,14 @@ def read(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None
     like = sources[0]
     lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
     return Carry(value(how, query, sources, null, carry, lse), lse)
+
+
+def large(query: Tensor, was: Carry) -> bool:
+    """Whether the logits of a read are so large that its backward pass must find them all before it uses one."""
+    run = entry("residua_attend_is_large", c_int, c_int64, c_int64, c_void_p, c_void_p)
+    query = wide(query, was.value)
+    answer: int = run(TYPES[was.value.dtype], was.lse.numel(), query.numel(), query.data_ptr(), was.lse.data_ptr())
+    return answer != 0
 
 
 def gradients(

@@ -60,7 +60,9 @@ def _attend_gradient(
 ) -> list[Tensor]:
     """The gradients of the query, of the null (empty without one), and of every source."""
     how = How(eps, heads, len(sources) if total else 1, centered)
-    was = Carry(read, lse) if how.one_pass(gradient.dtype) else None
+    was = Carry(read, lse)
+    if not how.one_pass(gradient.dtype) or native.large(query, was):
+        was = None
     of_query, of_null, made = native.gradients(how, query, sources, null, gradient, [True] * len(sources), was)
     # both lie in one buffer, and an operator's results must not
     alone = query.new_empty(0) if of_null is None else of_null.clone()
