@@ -24,7 +24,9 @@ def command(
     ),
     memory: float = typer.Option(None, help="Limit on activation memory, as a multiple of the standard network's."),
     latency: float = typer.Option(None, help="Limit on time per token, as a multiple of the standard network's."),
-    results: Path = typer.Option(None, help="Directory with the results of comparisons; by default those that ship with residua."),
+    results: Path = typer.Option(
+        None, help="Directory with the results of comparisons; by default those that ship with residua."
+    ),
     top: int = typer.Option(5, help="Number of designs to show."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
