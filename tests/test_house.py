@@ -210,27 +210,35 @@ BROKEN = {
     "one_graph": {"read": "def read(self, h, site, norm): print(end=''); return Read(norm(h)) if h.sum() else None"},
     "configuration_round_trips": {"config": "config = {'name': 'standard'}"},
 }
+ATTENDING = {
+    "execution": "def evaluated(self, *read): return super().evaluated(*read) + 0.01",
+    "gradient_mode": "def evaluated(self, *read): return super().evaluated(*read).detach()",
+}
 """For every law, a design that breaks it: a law that cannot fail would not be one."""
 
 
 @pytest.mark.parametrize("law", LAWS)
 def test_law_catches_a_design_that_breaks_it(law):
-    body = "\n    ".join((PLAIN | BROKEN[law]).values())
     scales = law in ("every_parameter_learns", "start_survives_a_framework")
+    body = ATTENDING[law] if law in ATTENDING else "\n    ".join((PLAIN | BROKEN[law]).values())
+    init = f"""
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.scale = nn.Parameter(torch.ones(1)) if {scales} else None
+    """
     code = f'''
 import torch
 from torch import nn
 from residua import Read, Routing, Stream, register
+from residua.streams import AttnRes
 
 @register("broken")
-class Broken(Stream):
+class Broken({"AttnRes" if law in ATTENDING else "Stream"}):
     """h <- h."""
     paper = "none: a test"
     starts = "standard"
     n = 0
-    def __init__(self, plan):
-        super().__init__(plan)
-        self.scale = nn.Parameter(torch.ones(1)) if {scales} else None
+    {"" if law in ATTENDING else init}
     {body}
 '''
     exec(compile(code, "broken", "exec"), {"__name__": "broken"})

@@ -33,7 +33,7 @@ import residua
 SOURCE = Path(residua.__file__).parent
 CORE = {
     "_arrival", "_version", "cache", "extras", "spec", "options", "plan", "stream", "registry", "ops", "native",
-    "streams", "runner", "counting", "model",
+    "streams", "read_groups", "runner", "counting", "model",
 }  # fmt: skip
 STOREYS: Mapping[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),

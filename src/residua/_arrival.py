@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -30,7 +29,7 @@ class Arrival(MetaPathFinder):
     def __init__(self, watched: str, then: str) -> None:
         self.watched, self.then, self.searching = watched, then, False
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != self.watched or self.searching:
             return None
         self.searching = True  # the others are asked, and this one would be asked again

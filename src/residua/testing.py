@@ -24,9 +24,9 @@ from residua.model import Cache, ModelConfig, Transformer, measure, token_loss
 from residua.options import options_of
 from residua.plan import Site
 from residua.registry import build, design, names
-from residua.runner import Execution, Flow, Runner
+from residua.runner import Execution, Flow, Observer, Runner, observed
 from residua.spec import parse, render
-from residua.stream import Norm
+from residua.stream import Norm, Read, Stream
 
 TOLERANCE = {
     torch.float64: (1e-12, 1e-11),
@@ -188,16 +188,25 @@ def law_shapes_and_types(case: Case) -> None:
     for dtype, own in ((torch.float32, torch.float32), (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)):
         model = case.model(dtype=dtype)
         model.stream.to(own)
-        for site, state, norm in walk(model, ids()):
-            lanes = model.stream.read(state, site, norm).lanes
-            fed = model.stream.feeds(site)
-            assert len(lanes) == fed, f"{site.name}: read gave {len(lanes)} lanes, feeds says {fed}"
-            assert fed in (1, site.lanes), f"{site.name} takes 1 or {site.lanes} lanes, not {fed}"
-            for lane in lanes:
-                assert lane.shape == (*ids().shape, 16), f"{site.name}: a lane of shape {tuple(lane.shape)}"
-                assert lane.dtype == dtype, f"{site.name}: a {lane.dtype} lane from a {dtype} stream"
-            for leaf in pytree.tree_leaves(state):
-                assert leaf.dtype == dtype, f"{site.name}: {leaf.dtype} in the state of a {dtype} stream"
+        with observed(model.stream, _Shapes(model.stream, dtype)):
+            model(ids())
+
+
+class _Shapes(Observer):
+    """Judges every read before its sublayer sees it."""
+
+    def __init__(self, stream: Stream[Any], dtype: torch.dtype) -> None:
+        self.stream, self.dtype = stream, dtype
+
+    def read(self, state: Any, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
+        fed, dtype = self.stream.feeds(site), self.dtype
+        assert len(read.lanes) == fed, f"{site.name}: read gave {len(read.lanes)} lanes, feeds says {fed}"
+        assert fed in (1, site.lanes), f"{site.name} takes 1 or {site.lanes} lanes, not {fed}"
+        for lane in read.lanes:
+            assert lane.shape == (*ids().shape, 16), f"{site.name}: a lane of shape {tuple(lane.shape)}"
+            assert lane.dtype == dtype, f"{site.name}: a {lane.dtype} lane from a {dtype} stream"
+        for leaf in pytree.tree_leaves(state):
+            assert leaf.dtype == dtype, f"{site.name}: {leaf.dtype} in the state of a {dtype} stream"
 
 
 @law

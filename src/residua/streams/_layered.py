@@ -13,6 +13,14 @@ from residua.stream import Norm, Past, Read, Routing, Stream
 from residua.streams._parts import block_names
 
 
+class Dense(NamedTuple):
+    """The stream inside the open block, and what every finished block left."""
+
+    h: Tensor
+    sources: tuple[Tensor, ...]
+    """The embedding, then every block's output before it was mixed."""
+
+
 class Layered(NamedTuple):
     """Block outputs, and the block that is open."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -10,17 +10,10 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
+from residua.streams._layered import Dense
 from residua.streams._parts import Static, block_names, opens_block, positive
 
 T = TypeVar("T")
-
-
-class Dense(NamedTuple):
-    """The stream inside the open block, and what every finished block left."""
-
-    h: Tensor
-    sources: tuple[Tensor, ...]
-    """The embedding, then every block's output before it was averaged."""
 
 
 @register("denseformer")

@@ -13,8 +13,8 @@ from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
+from residua.streams._layered import Dense
 from residua.streams._parts import Part, block_names, constant, normal, opens_block, positive, recent
-from residua.streams.denseformer import Dense
 
 T = TypeVar("T")
 
