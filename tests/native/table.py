@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from residua import ops
-from residua.ops.add_norm import add_norm
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,6 @@ OPS = [
     ),
     Op("remix", lambda b, t, d: [(b, t, 4, 5), (b, t, 4, d)], ops.remix),
     Op("remix-one", lambda b, t, d: [(b, t, 3, 1), (b, t, 3, d)], ops.remix),
-    Op("add_norm", lambda b, t, d: [(b, t, d), (b, t, d), (d,)], lambda h, y, g: add_norm(h, y, g, eps=1e-6)),
-    Op("add_norm-gainless", lambda b, t, d: [(b, t, d), (b, t, d)], lambda h, y: add_norm(h, y, eps=1e-6)),
     Op("sinkhorn", lambda b, t, d: [(b, t, 4, 4)], lambda logits: ops.sinkhorn(logits, iterations=8), wide=True),
     Op("shortconv", lambda b, t, d: [(b, t, d), (b, 3, d), (4, d)], ops.shortconv),
     Op("shortconv-channels", lambda b, t, d: [(b, t, 2, d), (b, 1, 2, d), (2, 2, d)], ops.shortconv),

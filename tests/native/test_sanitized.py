@@ -17,6 +17,8 @@ EDGES = {
     "tests/ops/test_attend_kernel.py": "equals_the_definition and not linear or pass_the_cache or any_view or no_tokens"
     " or subset or threads or weights_of_the_kernel or onto_is",
     "tests/ops/test_attend_groups.py": "merge_equal or not_wanted or together",
+    "tests/ops/test_attend_large.py": "300 and 18",
+    "tests/ops/test_strides.py": "layout",
 }
 
 

@@ -4,10 +4,13 @@ import pytest
 import torch
 
 from residua import ops
-from residua.ops.attend import cpu, reference
+from residua.model import ModelConfig, Transformer, token_loss
+from residua.ops.attend import cpu, native, reference
 from residua.ops.attend.together import together
 from residua.testing import assert_close
 from tests.ops.reads import DEFAULTS, draw
+from tests.ops.table import GROUPED
+from tests.ops.table import draw as arguments
 
 
 @pytest.mark.parametrize("dtype", cpu.CARRIED, ids=str)
@@ -115,3 +118,47 @@ def test_attend_together_declines(name, change):
     assert len(together(**given, eps=1e-6)) == 3
     with pytest.raises(ops.Unsupported):
         together(**change(given), eps=1e-6)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["read kept", "value kept"])
+@pytest.mark.parametrize("op", GROUPED)
+def test_attend_groups_have_second_derivatives(op, large, monkeypatch):
+    """Of everything they are given, whichever the merge keeps for its backward pass."""
+    monkeypatch.setattr(native, "large", lambda query, was: large)
+    shapes, call, _ = GROUPED[op]
+    inputs = [one[..., :4] if one.shape[-1] == 12 else one for one in arguments(shapes)]
+    inputs = [(one[:1, :2] if one.ndim == 3 else one).clone().requires_grad_() for one in inputs]
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_attend_groups_have_second_derivatives_of_some_inputs():
+    queries, nulls, *sources = arguments([(2, 12), (2,), *[(2, 3, 12)] * 3])
+    queries.requires_grad_()
+    sources[2].requires_grad_()
+    call, plain = GROUPED["groups-1"][1:]
+    answers = []
+    for read in (call, plain):
+        slopes = torch.autograd.grad(
+            read(queries, nulls, *sources).square().sum(), (queries, sources[2]), create_graph=True
+        )
+        answers.append(torch.autograd.grad(sum(one.square().sum() for one in slopes), (queries, sources[2])))
+    for one, other in zip(*answers, strict=True):
+        assert_close(one, other, gradient=True)
+
+
+@pytest.mark.parametrize("design", ["attnres", "delta"])
+def test_large_models_have_second_derivatives(design):
+    """At a shape where reads are made in groups: the product of the Hessian with the gradient."""
+    config = ModelConfig(vocab=13, width=64, depth=6, heads=4, design=design, layout="mlp")
+    model = Transformer(config, seed=0).double()
+    tokens = torch.randint(13, (8, 129), generator=torch.Generator().manual_seed(0))
+    products = []
+    for name in ("cpu", "reference"):
+        with ops.backend(name, strict=False):
+            loss = token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+            slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            half = sum(one.square().sum() for one in slopes) / 2
+            products.append(torch.autograd.grad(half, list(model.parameters())))
+    for one, other in zip(*products, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)

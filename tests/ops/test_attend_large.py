@@ -47,8 +47,8 @@ def run(read, inputs, gradient):
 
 
 def agrees(ours, plain, inputs, what):
-    """No error but such as the definition has in float32 itself; beside the results at logits of zero, because those of one
-    source that has all the weight are 0, or 1e-40."""
+    """No error but such as the definition has in float32 itself, relative to the results and those at logits of zero:
+    where one source has all the weight a gradient is 0, or 1e-40."""
     gradient = torch.randn(inputs[-1].shape, generator=torch.Generator().manual_seed(5))
     exact = run(plain, [one.double() for one in inputs], gradient)
     calm = run(plain, [one.double() * (place > 1) for place, one in enumerate(inputs)], gradient)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from residua import ops
+from residua.native import library
 from residua.ops import _backend
 from residua.ops.mix import linear
 from residua.testing import assert_close
@@ -71,3 +72,21 @@ def test_small_mix_takes_the_stack(monkeypatch, without_kernel):
     monkeypatch.delitem(_backend._kernels, ("mix", "cpu"))
     sources = tuple(torch.randn(1, 1, 64) for _ in range(24))
     assert_close(ops.mix(torch.ones(24), sources), torch.stack(sources).sum(0))
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4), (1, 200, 400)])
+@pytest.mark.parametrize("kind", [(3,), (3, 4), (3, 1, 2), (2, 3, 1, 2)], ids=str)
+def test_mix_in_a_compiled_graph_needs_no_library(kind, shape, monkeypatch):
+    """The operator that a compiler sees gives the same, and its gradients, where nothing could be built."""
+    kind = tuple({4: shape[2], 2: shape[1]}.get(size, size) if place else size for place, size in enumerate(kind))
+    monkeypatch.setattr(linear, "SMALL", 1 << 16)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(one, generator=generator).double().requires_grad_() for one in (kind, *[shape] * 3)]
+    answers = []
+    for there in (True, False):
+        if not there:
+            monkeypatch.setattr(library, "_load", lambda: (None, "no C compiler"))
+        found = torch.ops.residua.mix(inputs[0], inputs[1:])
+        answers.append((found, *torch.autograd.grad(found.square().sum(), inputs)))
+    for one, other in zip(*answers, strict=True):
+        assert_close(one, other, gradient=True)

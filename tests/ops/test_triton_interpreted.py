@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from residua import ops
-from residua.ops import _backend, _triton
+from residua.ops import _backend, _triton_registry
 
 HERE = Path(__file__).parent
 CASES = sorted(file.stem for file in HERE.glob("triton_*.py") if file.stem != "triton_check")
@@ -43,20 +43,20 @@ def test_triton_kernels_equal_their_reference(cases):
 
 def test_every_triton_kernel_has_cases():
     """`remix` runs the kernels of `mix` and is tested with them."""
-    assert {f"triton_{op}" for op in _triton.SERVED} - {"triton_remix"} == set(CASES)
+    assert {f"triton_{op}" for op in _triton_registry.SERVED} - {"triton_remix"} == set(CASES)
 
 
 @pytest.fixture
 def device():
     """A device of no other kernel, to register on."""
     yield "meta"
-    for op in _triton.SERVED:
+    for op in _triton_registry.SERVED:
         _backend.forget(op, "meta")
 
 
 def test_triton_missing_is_said_with_its_cure(device, monkeypatch):
-    monkeypatch.setattr(_triton.importlib.util, "find_spec", lambda name: None)
-    _triton.register(device)
+    monkeypatch.setattr(_triton_registry.importlib.util, "find_spec", lambda name: None)
+    _triton_registry.register(device)
     source = torch.zeros(1, 1, 2, device=device)
     with ops.backend("auto", strict=True), pytest.raises(RuntimeError, match=r"pip install 'residua\[triton\]'"):
         ops.mix(torch.ones(1, device=device), (source,))
@@ -66,12 +66,12 @@ def test_triton_missing_is_said_with_its_cure(device, monkeypatch):
     assert len(said) == 1
 
 
-def test_registering_imports_no_triton(device):
+def test_registering_imports_no_triton_registry(device):
     code = """
 import sys
 import residua
-from residua.ops import _triton, kernels
-_triton.register("meta")
+from residua.ops import _triton_registry, kernels
+_triton_registry.register("meta")
 assert kernels()["attend"]["meta"] == "triton"
 assert "triton" not in sys.modules
 """

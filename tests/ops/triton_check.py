@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from residua import ops
-from residua.ops import _triton
+from residua.ops import _triton_registry
 from residua.testing import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-_triton.register(DEVICE)
+_triton_registry.register(DEVICE)
 
 TYPES = [torch.float64, torch.float32, torch.bfloat16]
 

@@ -1,16 +1,21 @@
-"""What stands between tensors and raw pointers: which calls a kernel in C may serve, and second derivatives."""
+"""What stands between tensors and raw pointers: which calls a kernel in C may serve, and how autograd sees one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from residua.native.build import Unavailable
 from residua.native.library import TYPES, library
-from residua.ops._backend import Unsupported
+
+
+class Unsupported(Exception):
+    """Raised by a kernel for a case it does not serve; the message is the reason."""
 
 
 def watched() -> bool:
@@ -18,12 +23,22 @@ def watched() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents, which native code would drop."""
+    return forward_ad._current_level >= 0
+
+
 def foreign(*tensors: Tensor) -> bool:
-    """Whether the tensors are not plain numbers: under a functorch transform, or of a subclass."""
+    """Whether the tensors are not plain numbers: with tangents, under a functorch transform, or of a subclass."""
     for tensor in tensors:  # a loop: of every read of every token, and any() is slower
         if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
             return True
-    return torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def transformed(*tensors: Tensor) -> bool:
+    """`foreign`, but to a compiler, which sees what it compiles as it is."""
+    return not torch.compiler.is_compiling() and foreign(*tensors)
 
 
 def traced(*tensors: Tensor) -> bool:
@@ -48,7 +63,7 @@ def require(*tensors: Tensor) -> None:
 
 
 def dense(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The tensor in order, without conjugation or broken alignment; itself where it already is."""
+    """The tensor in order, without a pending sign or broken alignment; itself where it already is."""
     if dtype is not None and tensor.dtype is not dtype:
         tensor = tensor.detach().to(dtype)
     if not tensor.is_contiguous() or tensor.is_neg():
@@ -56,20 +71,68 @@ def dense(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return tensor.detach().clone() if tensor.data_ptr() % tensor.element_size() else tensor
 
 
-def address(tensor: Tensor | None) -> int | None:
-    """Where its numbers are; NULL for none."""
-    return None if tensor is None else tensor.data_ptr()
+def empties(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Room for the gradient of each input that wants one."""
+    return [torch.empty(one.shape, dtype=one.dtype) if want else None for one, want in zip(inputs, wanted, strict=True)]
 
 
 def differentiate(
     reference: Callable[..., Tensor | tuple[Tensor, ...]],
-    inputs: Sequence[Any],
+    inputs: Sequence[Tensor | None],
     wanted: Sequence[bool],
     gradients: Tensor | Sequence[Tensor],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of `reference` as a graph of torch operations, for `create_graph=True`."""
+    """The gradients of `reference` as a graph of torch operations, for `create_graph=True`; None for what has none."""
     with torch.enable_grad():
-        found = reference(*inputs)
-        chosen = [one for one, want in zip(inputs, wanted, strict=True) if want]
-        answers = iter(torch.autograd.grad(found, chosen, gradients, create_graph=True, allow_unused=True))
+        inputs = [None if one is None else alias(one) for one in inputs]
+        outputs = reference(*inputs)
+        if isinstance(outputs, Tensor):
+            outputs = (outputs,)
+        if isinstance(gradients, Tensor):
+            gradients = (gradients,)
+        # an autograd.Function hands a frozen input on as if it wanted a gradient
+        pairs = [(one, slope) for one, slope in zip(outputs, gradients, strict=True) if one.requires_grad]
+        chosen = [one for one, want in zip(inputs, wanted, strict=True) if want and one is not None]
+        made, slopes = zip(*pairs, strict=True)
+        answers = iter(torch.autograd.grad(made, chosen, slopes, create_graph=True, allow_unused=True))
     return tuple(next(answers) if want else None for want in wanted)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """The same tensor, to differentiate by: an input that was made from another would pass its gradient on to that."""
+    return tensor.view_as(tensor)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An op in C as autograd takes it: only references to the inputs are kept between forward and backward.
+
+    forward:   inputs, then options -> output.
+    backward:  (inputs, wanted, gradient), then options -> a gradient for each wanted input.
+    reference: as forward, in PyTorch: second derivatives are its.
+    """
+
+    forward: Callable[..., Tensor]
+    backward: Callable[..., Sequence[Tensor | None]]
+    reference: Callable[..., Tensor]
+
+    def __call__(self, inputs: Sequence[Tensor], *options: float) -> Tensor:
+        if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
+            return _Differentiable.apply(self, options, *inputs)
+        return self.forward(*inputs, *options)
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: Kernel, options: tuple[float, ...], *inputs: Tensor) -> Tensor:
+        ctx.kernel, ctx.options = kernel, options
+        ctx.save_for_backward(*inputs)
+        return kernel.forward(*inputs, *options)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        kernel, options, wanted = ctx.kernel, ctx.options, ctx.needs_input_grad[2:]
+        if torch.is_grad_enabled():
+            again = differentiate(lambda *one: kernel.reference(*one, *options), ctx.saved_tensors, wanted, gradient)
+            return None, None, *again
+        return None, None, *kernel.backward(ctx.saved_tensors, wanted, gradient, *options)

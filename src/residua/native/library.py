@@ -8,10 +8,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import c_double, c_int, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,11 +84,11 @@ def status() -> dict[str, str | None]:
     return {"binary": place, "instructions": "AVX2" if found.residua_avx2() else "portable", "reason": None}
 
 
-def entry(name: str, *types: Any) -> Any:
+def entry(name: str, *types: type) -> Callable[..., int]:
     """An entry point with its argument types set; `check` its answer."""
     found = getattr(library(), name)
     if found.argtypes is None:
-        found.restype, found.argtypes = ctypes.c_int, list(types)
+        found.restype, found.argtypes = c_int, types
     return found
 
 
@@ -103,9 +103,22 @@ def threads(numbers: int) -> int:
     return max(1, min(torch.get_num_threads(), numbers // GRAIN))
 
 
-def pointers(tensors: tuple[Tensor, ...] | list[Tensor]) -> Any:
+def address(tensor: Tensor | None) -> int | None:
+    """Where its numbers are; NULL for none."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def call(
+    name: str, dtype: torch.dtype, numbers: int, tensors: Sequence[Tensor | None], sizes: Sequence[int], *reals: float
+) -> None:
+    """Run an entry point that takes a type, threads for so many numbers, addresses, sizes and real numbers."""
+    types = (c_int, c_int, *[c_void_p] * len(tensors), *[c_int64] * len(sizes), *[c_double] * len(reals))
+    check(entry(name, *types)(TYPES[dtype], threads(numbers), *map(address, tensors), *sizes, *reals))
+
+
+def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
     """An array of the tensors' addresses."""
-    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+    return (c_void_p * len(tensors))(*[None if one is None else one.data_ptr() for one in tensors])
 
 
 @contextmanager

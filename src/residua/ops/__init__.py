@@ -4,12 +4,11 @@ Sources come as a tuple of separate tensors and are stacked nowhere but in a ref
 read them where they are.
 """
 
-from residua.ops import _triton
-from residua.ops._backend import Unsupported as Unsupported
+from residua.native.guard import Unsupported as Unsupported
+from residua.ops import _triton_registry
 from residua.ops._backend import backend as backend
 from residua.ops._backend import kernel as kernel
 from residua.ops._backend import kernels as kernels
-from residua.ops.add_norm import add_norm as add_norm
 from residua.ops.attend import attend as attend
 from residua.ops.attend import attend_weights as attend_weights
 from residua.ops.attend_qkv import attend_qkv as attend_qkv
@@ -25,4 +24,4 @@ from residua.ops.shortconv import shortconv as shortconv
 from residua.ops.sinkhorn import sinkhorn as sinkhorn
 from residua.ops.window_attend import window_attend as window_attend
 
-_triton.register()
+_triton_registry.register()

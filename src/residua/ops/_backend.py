@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from residua.native.guard import Unsupported, forward_mode
+
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Unsupported(Exception):
-    """Raised by a kernel for a case it does not serve; the message is the reason."""
 
 
 _kernels: dict[tuple[str, str], tuple[str, Callable[..., Any]]] = {}
@@ -76,7 +74,7 @@ def backend(name: str, *, strict: bool | None = None) -> Iterator[None]:
 
 def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call `op` on the device of `like`: its kernel where one is chosen, else the reference."""
-    if _choice == "reference":
+    if _choice == "reference" or forward_mode():  # no kernel knows of tangents
         return reference(*args, **options)
     found = _kernels.get((op, like.device.type))
     if found is None or _choice not in ("auto", found[0]):

@@ -1,11 +1,10 @@
-"""Triton kernels for CUDA: which ops have one, how they are found, and what their launches share.
+"""Triton kernels for CUDA: what their launches share; `_triton_registry` says which ops have one.
 
 **No GPU has timed these kernels.** They are checked on a CPU with Triton's interpreter, outputs and every gradient
 against the reference, and compiled ahead of time for real GPUs; their speed and their block sizes are unmeasured.
 
-`register` names the kernels to the backend without importing triton: an op's module, `ops/<op>/triton.py`, is
-imported when a CUDA tensor first reaches the op. Every op is a `torch.library` operator, so that autograd,
-checkpointing and `torch.compile` see one node and never the pointers inside it.
+Every op is a `torch.library` operator, so that autograd, checkpointing and `torch.compile` see one node and never the
+pointers inside it.
 
 Sources are read where they are, through a table of their addresses. Offsets are 64-bit, sums are float32 (float64
 for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one partial sum a
@@ -14,77 +13,17 @@ program and added up afterwards, so the same inputs give the same bits.
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from residua.ops._backend import Unsupported, kernel
+from residua.native.guard import Unsupported
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCK = 2048
 """Numbers of one tensor that a program holds at a time, unless one token is wider."""
-
-
-def _attend(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.attend.triton import attend
-
-    return attend(*arguments, **options)
-
-
-def _mix(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.mix.triton import mix
-
-    return mix(*arguments, **options)
-
-
-def _remix(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.remix.triton import remix
-
-    return remix(*arguments, **options)
-
-
-def _delta_write(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.delta_write.triton import delta_write
-
-    return delta_write(*arguments, **options)
-
-
-def _add_norm(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.add_norm.triton import add_norm
-
-    return add_norm(*arguments, **options)
-
-
-def _window_attend(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.window_attend.triton import window_attend
-
-    return window_attend(*arguments, **options)
-
-
-# an import statement each: torch.compile follows one, but not an import by name
-SERVED: dict[str, Callable[..., Any]] = {
-    "attend": _attend,
-    "mix": _mix,
-    "remix": _remix,
-    "delta_write": _delta_write,
-    "add_norm": _add_norm,
-    "window_attend": _window_attend,
-}
-"""The ops with a Triton kernel."""
-
-
-def register(device: str = "cuda") -> None:
-    """Let the Triton kernels serve tensors of `device`; another than CUDA only makes sense under the interpreter."""
-    there = importlib.util.find_spec("triton") is not None
-    for op, serve in SERVED.items():
-        kernel(op, "triton", device)(serve if there else _absent)
-
-
-def _absent(*arguments: Any, **options: Any) -> Any:
-    raise Unsupported("triton is not installed: pip install 'residua[triton]'")
 
 
 def launch(kernel: Any, grid: tuple[int, ...], where: Tensor, *arguments: Any, warps: int = 4, **settings: Any) -> None:

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from residua.native import guard
-from residua.ops._backend import Unsupported, kernel
-from residua.ops.attend import native, operator, reference
-from residua.ops.attend.native import Carry, How
+from residua.native.guard import Unsupported
+from residua.ops._backend import kernel
+from residua.ops.attend import groups, native, operator, reference
+from residua.ops.attend.native import Carry, ReadOptions
 from residua.ops.norm import accumulator
 
 CARRIED = (torch.float32, torch.float64)
@@ -47,7 +47,7 @@ def attend(
         options = {"eps": eps, "null": null, "heads": heads, "total": total, "centered": centered}
         return reference.attend(query, sources, onto=onto, **options)
     native.serves(query, sources, null, heads)
-    how = How(eps, heads, len(sources) if total else 1, centered)
+    how = ReadOptions(eps, heads, len(sources) if total else 1, centered)
     if not torch.is_grad_enabled():
         return reference.added(onto, native.value(how, query, sources, null))
     if onto is None or onto.dtype is not sources[0].dtype or onto.shape != sources[0].shape or guard.foreign(onto):
@@ -72,9 +72,9 @@ def attend_weights(
     ):
         return reference.weights(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
     native.serves(query, sources, null, heads)
-    how, like = How(eps, heads, len(sources) if total else 1, centered), sources[0]
+    how, like = ReadOptions(eps, heads, len(sources) if total else 1, centered), sources[0]
     found = torch.empty(len(sources), *like.shape[:-1], heads, dtype=accumulator(like.dtype))
-    native.forward(how, native.wide(query, like), native.dense(sources), null=native.wide(null, like), weights=found)
+    native.forward(how, native.wide(query, like), native.dense(sources), null=native.null_of(null, like), weights=found)
     return found
 
 
@@ -90,7 +90,7 @@ def ahead(
         raise Unsupported(f"{len(queries)} queries at once; 2 to {native.MOST_QUERIES} can share a pass")
     if sources[0].dtype not in CARRIED:
         raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
-    found = _Ahead.apply(How(eps, heads), queries, nulls, *sources)
+    found = _Ahead.apply(ReadOptions(eps, heads), queries, nulls, *sources)
     reads, sums, same = found[: len(queries)], found[len(queries)], found[len(queries) + 1 :]
     return tuple(map(Carry, reads, sums.unbind())), same
 
@@ -102,7 +102,7 @@ def merge(
     if not sources:
         return carry.value if scale == 1 else carry.value * scale
     native.serves(query, (carry.value, *sources), None, heads)
-    return _Merge.apply(How(eps, heads, scale), query, carry.value, carry.lse, *sources)
+    return _Merge.apply(ReadOptions(eps, heads, scale), query, carry.value, carry.lse, *sources)
 
 
 class _Attend(torch.autograd.Function):
@@ -111,7 +111,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, how: How, onto: Tensor | None, query: Tensor, null: Tensor | None, *sources: Tensor
+        ctx: Any, how: ReadOptions, onto: Tensor | None, query: Tensor, null: Tensor | None, *sources: Tensor
     ) -> Tensor:
         ctx.how = how
         if onto is not None or not how.one_pass(sources[0].dtype):
@@ -145,12 +145,14 @@ class _Ahead(torch.autograd.Function):
     """The reads, their log-sums [k ... heads], and the sources again."""
 
     @staticmethod
-    def forward(ctx: Any, how: How, queries: Tensor, nulls: Tensor | None, *sources: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, how: ReadOptions, queries: Tensor, nulls: Tensor | None, *sources: Tensor
+    ) -> tuple[Tensor, ...]:
         like = sources[0]
         reads = tuple(torch.empty_like(like, memory_format=torch.contiguous_format) for _ in queries)
         sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
         native.forward(
-            how, native.wide(queries, like), native.dense(sources), reads, null=native.wide(nulls, like), lse=sums
+            how, native.wide(queries, like), native.dense(sources), reads, null=native.null_of(nulls, like), lse=sums
         )
         ctx.how = how
         ctx.set_materialize_grads(False)
@@ -158,21 +160,22 @@ class _Ahead(torch.autograd.Function):
         return (*reads, sums, *sources)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         queries, nulls, *sources = ctx.saved_tensors
-        count, wanted, like = len(queries), ctx.needs_input_grad, sources[0]
+        how, count, wanted, like = ctx.how, len(queries), ctx.needs_input_grad, sources[0]
+        if torch.is_grad_enabled():
+            return None, *groups.ahead_gradients(how, queries, nulls, sources, gradients, wanted[1:])
         reads = [torch.zeros_like(like) if one is None else one for one in gradients[:count]]
         sums, later = gradients[count], gradients[count + 1 :]
         of_queries, of_nulls, made, _ = native.backward(
-            ctx.how,
+            how,
             native.wide(queries, like),
             native.dense(sources),
             native.dense(reads),
             wanted[3:],
-            null=native.wide(nulls, like),
-            lse=None if sums is None else sums.contiguous(),
-            before=[None if one is None else one.contiguous() for one in later],
+            null=native.null_of(nulls, like),
+            lse=None if sums is None else guard.dense(sums),
+            before=[None if one is None else guard.dense(one) for one in later],
         )
         return (
             None,
@@ -184,28 +187,28 @@ class _Ahead(torch.autograd.Function):
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, how: How, query: Tensor, value: Tensor, lse: Tensor, *sources: Tensor) -> Tensor:
-        carry = Carry(*native.dense([value, lse]))
-        was = native.read(how, query, sources, None, carry)
+    def forward(ctx: Any, how: ReadOptions, query: Tensor, value: Tensor, lse: Tensor, *sources: Tensor) -> Tensor:
+        was = native.read(how, query, sources, None, Carry(*native.dense([value, lse])))
         ctx.how = how
         # in one pass the carried value is found as what the sources do not explain of the read, and need not be kept
-        kept = was if how.one_pass(value.dtype) and not native.large(query, was) else (carry.value, None)
-        ctx.save_for_backward(query, carry.lse, *kept, *sources)
+        kept = (None, *was) if how.one_pass(value.dtype) and not native.large(query, was) else (value, None, None)
+        ctx.save_for_backward(query, lse, *kept, *sources)
         return was.value
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        query, lse, value, value_lse, *sources = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, lse, value, read, read_lse, *sources = ctx.saved_tensors
+        how, wanted = ctx.how, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return None, *groups.merge_gradients(how, query, value, lse, read, sources, gradient, wanted[1:])
         of_query, _, made, of_carry = native.backward(
-            ctx.how,
+            how,
             native.wide(query, gradient),
             native.dense(sources),
             native.dense([gradient]),
             wanted[4:],
-            carry=Carry(value, lse),
-            was=None if value_lse is None else Carry(value, value_lse),
+            carry=Carry(*native.dense([read if value is None else value, lse])),
+            was=None if read is None else Carry(read, read_lse),
         )
         assert of_carry is not None
         return None, of_query[0].to(query.dtype) if wanted[1] else None, *of_carry, *made

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from residua.native import guard
-from residua.native.library import TYPES, check, entry, threads
-from residua.ops._backend import Unsupported
+from residua.native.guard import Unsupported
+from residua.native.library import TYPES, address, check, entry, pointers, threads
 from residua.ops.norm import accumulator
 
 MOST_QUERIES = 32
@@ -21,7 +21,7 @@ _SHAPE = (c_int, c_int, *(c_int64,) * 5)
 _OPTIONS = (c_double, c_double, c_int, c_void_p, c_int, c_void_p)
 
 
-class How(NamedTuple):
+class ReadOptions(NamedTuple):
     """The options of a read. `scale` multiplies the softmax; `centered` then takes 1 / n away."""
 
     eps: float
@@ -65,18 +65,23 @@ def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads:
         raise Unsupported(f"a null of shape {tuple(null.shape)}")
 
 
-def wide(tensor: Any, like: Tensor) -> Any:
-    """A query or null (or None) as the kernel takes it, for sources like `like`."""
-    return None if tensor is None else guard.dense(tensor, accumulator(like.dtype))
+def wide(tensor: Tensor, like: Tensor) -> Tensor:
+    """A query or null as the kernel takes it, for sources like `like`."""
+    return guard.dense(tensor, accumulator(like.dtype))
+
+
+def null_of(null: Tensor | None, like: Tensor) -> Tensor | None:
+    """`wide`, where there is a null."""
+    return None if null is None else wide(null, like)
 
 
 def dense(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Rows as the kernel takes them; copies only of those that lie otherwise."""
-    return [one if one.is_contiguous() else one.contiguous() for one in tensors]
+    return [one if one.is_contiguous() and not one.is_neg() else guard.dense(one) for one in tensors]
 
 
 def forward(
-    how: How,
+    how: ReadOptions,
     queries: Tensor,
     sources: Sequence[Tensor],
     out: Sequence[Tensor] | None = None,
@@ -95,15 +100,15 @@ def forward(
     run = entry("residua_attend", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, c_void_p, c_void_p, c_void_p)
     check(
         run(
-            *_shape(how, queries, rows[0], len(sources)), _addresses(rows), queries.data_ptr(),
-            how.eps, how.scale, how.centered, _address(logit), carry is not None, _address(value),
-            None if out is None else _addresses(out), _address(lse), _address(weights),
+            *_shape(how, queries, rows[0], len(sources)), pointers(rows), queries.data_ptr(),
+            how.eps, how.scale, how.centered, address(logit), carry is not None, address(value),
+            None if out is None else pointers(out), address(lse), address(weights),
         )
     )  # fmt: skip
 
 
 def backward(
-    how: How,
+    how: ReadOptions,
     queries: Tensor,
     sources: Sequence[Tensor],
     gradients: Sequence[Tensor],
@@ -127,10 +132,10 @@ def backward(
     run = entry("residua_attend_gradient", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, *(c_void_p,) * 9)
     check(
         run(
-            *_shape(how, queries, gradients[0], len(sources)), _addresses(sources), queries.data_ptr(),
-            how.eps, how.scale, how.centered, _address(logit), carry is not None, _address(value),
+            *_shape(how, queries, gradients[0], len(sources)), pointers(sources), queries.data_ptr(),
+            how.eps, how.scale, how.centered, address(logit), carry is not None, address(value),
             *((None, None) if was is None else (was.value.data_ptr(), was.lse.data_ptr())),
-            _addresses(gradients), _address(lse), None if before is None else _addresses(before), _addresses(made),
+            pointers(gradients), address(lse), None if before is None else pointers(before), pointers(made),
             *((None, None) if into is None else (into.value.data_ptr(), into.lse.data_ptr())), totals.data_ptr(),
         )
     )  # fmt: skip
@@ -138,7 +143,7 @@ def backward(
 
 
 def value(
-    how: How,
+    how: ReadOptions,
     query: Tensor,
     sources: Sequence[Tensor],
     null: Tensor | None,
@@ -148,11 +153,13 @@ def value(
     """One query's read; fills `lse` where a backward pass will ask for it."""
     like = sources[0]
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
-    forward(how, wide(query, like), dense(sources), (out,), null=wide(null, like), carry=carry, lse=lse)
+    forward(how, wide(query, like), dense(sources), (out,), null=null_of(null, like), carry=carry, lse=lse)
     return out
 
 
-def read(how: How, query: Tensor, sources: Sequence[Tensor], null: Tensor | None, carry: Carry | None = None) -> Carry:
+def read(
+    how: ReadOptions, query: Tensor, sources: Sequence[Tensor], null: Tensor | None, carry: Carry | None = None
+) -> Carry:
     """One query's read and its log-sum."""
     like = sources[0]
     lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
@@ -168,7 +175,7 @@ def large(query: Tensor, was: Carry) -> bool:
 
 
 def gradients(
-    how: How,
+    how: ReadOptions,
     query: Tensor,
     sources: Sequence[Tensor],
     null: Tensor | None,
@@ -178,20 +185,12 @@ def gradients(
 ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
     """The gradients of `read`: query, null, sources."""
     queries, nulls, made, _ = backward(
-        how, wide(query, gradient), dense(sources), dense([gradient]), wanted, null=wide(null, gradient), was=was
+        how, wide(query, gradient), dense(sources), dense([gradient]), wanted, null=null_of(null, gradient), was=was
     )
     return queries[0].to(query.dtype), None if null is None else nulls.reshape(null.shape).to(null.dtype), made
 
 
-def _shape(how: How, queries: Tensor, like: Tensor, sources: int) -> tuple[int, ...]:
+def _shape(how: ReadOptions, queries: Tensor, like: Tensor, sources: int) -> tuple[int, ...]:
     width, numbers = queries.shape[-1], like.numel()
     count = queries.numel() // width
     return TYPES[like.dtype], threads(numbers * sources * count), numbers // width, width, how.heads, sources, count
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> Any:
-    return (c_void_p * len(tensors))(*[None if one is None else one.data_ptr() for one in tensors])

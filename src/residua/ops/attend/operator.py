@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from residua.ops.attend import native
-from residua.ops.attend.native import Carry, How
+from residua.ops.attend.native import Carry, ReadOptions
 from residua.ops.norm import accumulator
 
 
@@ -35,7 +35,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """The read and its log-sum."""
     native.serves(query, sources, null, heads)
-    read = native.read(How(eps, heads, len(sources) if total else 1, centered), query, sources, null)
+    read = native.read(ReadOptions(eps, heads, len(sources) if total else 1, centered), query, sources, null)
     return read.value, read.lse
 
 
@@ -59,10 +59,9 @@ def _attend_gradient(
     centered: bool,
 ) -> list[Tensor]:
     """The gradients of the query, of the null (empty without one), and of every source."""
-    how = How(eps, heads, len(sources) if total else 1, centered)
-    was = Carry(read, lse)
-    if not how.one_pass(gradient.dtype) or native.large(query, was):
-        was = None
+    how = ReadOptions(eps, heads, len(sources) if total else 1, centered)
+    one_pass = how.one_pass(gradient.dtype) and not native.large(query, Carry(read, lse))
+    was = Carry(read, lse) if one_pass else None
     of_query, of_null, made = native.gradients(how, query, sources, null, gradient, [True] * len(sources), was)
     # both lie in one buffer, and an operator's results must not
     alone = query.new_empty(0) if of_null is None else of_null.clone()

@@ -8,6 +8,14 @@ from torch import Tensor
 from residua.ops.norm import accumulator, rms_norm
 
 
+def logits(query: Tensor, sources: tuple[Tensor, ...], *, eps: float, null: Tensor | None, heads: int) -> Tensor:
+    """(The null and) query . rms_norm(source), as [n b t heads]."""
+    values = torch.stack(sources).to(accumulator(sources[0].dtype))
+    keys = rms_norm(values, eps)
+    found = (keys * query.to(keys.dtype)).unflatten(-1, (heads, -1)).sum(-1)
+    return found if null is None else torch.cat([null.to(found.dtype).expand_as(found[:1]), found])
+
+
 def weights(
     query: Tensor,
     sources: tuple[Tensor, ...],
@@ -19,12 +27,7 @@ def weights(
     centered: bool,
 ) -> Tensor:
     """softmax over the sources (and the null) of query . rms_norm(source), as [n b t heads]."""
-    values = torch.stack(sources).to(accumulator(sources[0].dtype))
-    keys = rms_norm(values, eps)
-    logits = (keys * query.to(keys.dtype)).unflatten(-1, (heads, -1)).sum(-1)
-    if null is not None:
-        logits = torch.cat([null.to(logits.dtype).expand_as(logits[:1]), logits])
-    routed = logits.softmax(0)
+    routed = logits(query, sources, eps=eps, null=null, heads=heads).softmax(0)
     if null is not None:
         routed = routed[1:]
     if total:

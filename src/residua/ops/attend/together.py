@@ -9,13 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from residua.native.guard import Unsupported
 from residua.native.library import TYPES, check, entry, threads
-from residua.ops._backend import Unsupported
 from residua.ops.attend import native
 from residua.ops.norm import accumulator
 
@@ -43,7 +42,7 @@ def together(
             raise Unsupported(f"{len(group)} numbers for {count} queries")
         for one in group:
             fits = one.dtype is wide and one.numel() == numbers and one.is_contiguous() and one.is_cpu
-            if not fits or one.data_ptr() % wide.itemsize:
+            if not fits or one.is_neg() or one.data_ptr() % wide.itemsize:
                 raise Unsupported(f"parameters that are not {numbers} numbers of {wide} in a row on the CPU")
     found = [torch.empty_like(like, memory_format=torch.contiguous_format) for _ in range(count)]
     groups = (native.dense(sources), queries, gains, nulls, gates, found)
@@ -52,7 +51,7 @@ def together(
     for group in groups:
         at.append(place if group else None)
         place += _ADDRESS * len(group)
-    run: Any = entry("residua_attend_together", c_int, c_int, *(c_int64,) * 5, *(c_void_p,) * 5, c_double, c_void_p)
+    run = entry("residua_attend_together", c_int, c_int, *(c_int64,) * 5, *(c_void_p,) * 5, c_double, c_void_p)
     check(
         run(
             TYPES[like.dtype], threads(size * len(sources) * count), size // width, width, heads, len(sources), count,

@@ -27,8 +27,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from residua.native.guard import Unsupported
 from residua.ops import _triton as host
-from residua.ops._backend import Unsupported
 from residua.ops._triton_device import accumulator, source
 from residua.ops.attend.reference import added
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import c_double, c_int, c_int64, c_void_p
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from residua.native.guard import address, dense, differentiate, require, traced
-from residua.native.library import TYPES, check, entry, threads
+from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.library import call
 from residua.ops._backend import kernel
 from residua.ops.delta_write import reference
 from residua.ops.norm import accumulator
@@ -33,30 +32,7 @@ def delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, *, eps: float
         if one.shape != shape:
             raise ValueError(f"delta_write: {name} is {tuple(one.shape)}, but X {tuple(X.shape)} needs {shape}")
     inputs = X, k.to(X.dtype), value.to(wide), beta.to(wide)
-    if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
-        return DeltaWrite.apply(*inputs, eps)
-    return _forward(*inputs, eps)
-
-
-class DeltaWrite(torch.autograd.Function):
-    """X + beta (v - X u) u'."""
-
-    @staticmethod
-    def forward(ctx: Any, X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(X, k, value, beta)
-        ctx.eps = eps
-        return _forward(X, k, value, beta, eps)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        wanted = ctx.needs_input_grad[:4]
-        if torch.is_grad_enabled():
-            found = differentiate(
-                lambda *inputs: reference.delta_write(*inputs, eps=ctx.eps), ctx.saved_tensors, wanted, gradient
-            )
-        else:
-            found = _backward(ctx.saved_tensors, wanted, gradient, ctx.eps)
-        return *found, None
+    return DELTA_WRITE(inputs, eps)
 
 
 def _state(X: Tensor) -> tuple[Tensor, int, int]:
@@ -69,36 +45,30 @@ def _state(X: Tensor) -> tuple[Tensor, int, int]:
 
 def _forward(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) -> Tensor:
     out = torch.empty(X.shape, dtype=X.dtype)
-    if not out.numel():
-        return out
-    rows, tokens, channels, width = X.shape
-    state, by_row, by_channel = _state(X)
-    k, value, beta = dense(k), dense(value), dense(beta)
-    check(
-        entry("residua_delta_write", c_int, c_int, *[c_void_p] * 5, *[c_int64] * 5, c_double)(
-            TYPES[X.dtype], threads(out.numel()), *map(address, (state, k, value, beta, out)),
-            rows * tokens, channels, width, by_row, by_channel, eps,
-        )
-    )  # fmt: skip
+    if out.numel():
+        rows, tokens, channels, width = X.shape
+        state, *strides = _state(X)
+        tensors = state, dense(k), dense(value), dense(beta), out
+        call("residua_delta_write", X.dtype, out.numel(), tensors, (rows * tokens, channels, width, *strides), eps)
     return out
 
 
-def _backward(
-    inputs: tuple[Tensor, ...], wanted: tuple[bool, ...], gradient: Tensor, eps: float
-) -> tuple[Tensor | None, ...]:
-    X, k, value, beta = inputs
-    found = [
-        torch.empty(one.shape, dtype=one.dtype) if want else None for one, want in zip(inputs, wanted, strict=True)
-    ]
+def _backward(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor, eps: float) -> list[Tensor | None]:
+    X, *rest = inputs
+    found = empties(inputs, wanted)
     if not X.numel():
-        return tuple(None if one is None else one.zero_() for one in found)
+        return [None if one is None else one.zero_() for one in found]
     rows, tokens, channels, width = X.shape
-    state, by_row, by_channel = _state(X)
-    k, value, beta, gradient = dense(k), dense(value), dense(beta), dense(gradient, X.dtype)
-    check(
-        entry("residua_delta_write_backward", c_int, c_int, *[c_void_p] * 9, *[c_int64] * 5, c_double)(
-            TYPES[X.dtype], threads(2 * gradient.numel()), *map(address, (state, k, value, beta, gradient, *found)),
-            rows * tokens, channels, width, by_row, by_channel, eps,
-        )
+    state, *strides = _state(X)
+    call(
+        "residua_delta_write_backward", X.dtype, 2 * gradient.numel(),
+        (state, *map(dense, rest), dense(gradient, X.dtype), *found), (rows * tokens, channels, width, *strides), eps,
     )  # fmt: skip
-    return tuple(found)
+    return found
+
+
+def _reference(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) -> Tensor:
+    return reference.delta_write(X, k, value, beta, eps=eps)
+
+
+DELTA_WRITE = Kernel(_forward, _backward, _reference)

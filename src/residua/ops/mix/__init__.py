@@ -6,8 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from residua.ops._backend import choice, run
+from residua.ops.mix import cpu as _cpu  # noqa: F401  registers the kernel
 from residua.ops.mix import linear, reference
-from residua.ops.mix import native as _native  # noqa: F401  registers the kernel
 
 
 def mix(

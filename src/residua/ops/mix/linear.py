@@ -6,6 +6,7 @@ fuses, and decides for itself what to keep.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,18 +63,24 @@ class LinearMix(torch.autograd.Function):
         return _mix(weights, sources).to(sources[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, *sources = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():
             return differentiate(lambda w, *v: reference.mix(w, v), ctx.saved_tensors, wanted, gradient)
-        gradient = gradient.to(weights.dtype)
-        pieces, grads = [], []
-        for weight, source, want in zip(_each(weights), sources, wanted[1:], strict=True):
-            # a lane axis in front is summed away
-            grads.append((gradient * weight).sum_to_size(source.shape).to(source.dtype) if want else None)
-            if wanted[0]:
-                pieces.append((gradient * source.to(weights.dtype)).sum_to_size(weight.shape))
-        axis = max(0, weights.ndim - 3)
-        found = torch.stack(pieces, axis).reshape(weights.shape) if pieces else None
-        return found, *grads
+        return tuple(gradients(weights, sources, gradient, wanted))
+
+
+def gradients(
+    weights: Tensor, sources: Sequence[Tensor], gradient: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Of the weights and of every source, where they are wanted."""
+    gradient = gradient.to(weights.dtype)
+    pieces, grads = [], []
+    for weight, source, want in zip(_each(weights), sources, wanted[1:], strict=True):
+        # a lane axis in front is summed away
+        grads.append((gradient * weight).sum_to_size(source.shape).to(source.dtype) if want else None)
+        if wanted[0]:
+            pieces.append((gradient * source.to(weights.dtype)).sum_to_size(weight.shape))
+    axis = max(0, weights.ndim - 3)
+    return [torch.stack(pieces, axis).reshape(weights.shape) if pieces else None, *grads]

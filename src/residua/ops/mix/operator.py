@@ -15,8 +15,7 @@ from residua.ops.mix import linear, native
 @torch.library.custom_op("residua::mix", mutates_args=(), schema="(Tensor weights, Tensor[] sources) -> Tensor")
 def mix(weights: Tensor, sources: list[Tensor]) -> Tensor:
     """sum_n w_n v_n, for weights of full shape and of the type to add up in."""
-    found = native.forward if available() else linear.mix
-    return found(weights, tuple(sources))
+    return native.forward(weights, *sources) if available() else linear.mix(weights, tuple(sources))
 
 
 @mix.register_fake
@@ -31,12 +30,12 @@ def _(weights: Tensor, sources: list[Tensor]) -> Tensor:
 )
 def mix_backward(weights: Tensor, sources: list[Tensor], gradient: Tensor) -> list[Tensor]:
     """The gradients of the weights and of every source."""
+    every = (True,) * (1 + len(sources))
     if available():
-        return list(native.backward(weights, tuple(sources), gradient, (True,) * (1 + len(sources))))  # type: ignore[arg-type]
-    inputs = [one.detach().requires_grad_() for one in (weights, *sources)]
-    with torch.enable_grad():
-        made = linear.mix(inputs[0], tuple(inputs[1:]))
-    return list(torch.autograd.grad(made, inputs, gradient))
+        found = native.backward((weights, *sources), every, gradient)
+    else:
+        found = linear.gradients(weights, sources, gradient, every)
+    return [one for one in found if one is not None]
 
 
 @mix_backward.register_fake

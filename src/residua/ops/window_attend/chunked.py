@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from residua.native.guard import transformed
 from residua.ops._backend import kernel
 from residua.ops.norm import accumulator
 from residua.ops.window_attend import reference
@@ -125,6 +126,11 @@ def folded(logits: Tensor, batch: int, kv: int, group: int) -> Tensor:
     return logits.transpose(1, 2).reshape(batch * kv, chunks, group * rows, reach)
 
 
+def _rowwise(x: Tensor) -> Tensor:
+    """With the numbers of a row side by side: PyTorch's kernel takes that for granted, and reads what lies there."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _parts(flat: list[int]) -> list[Tile]:
     return [Tile(*flat[i : i + len(Tile._fields)]) for i in range(0, len(flat), len(Tile._fields))]
 
@@ -143,9 +149,10 @@ def tiled(
     q [n g t e], k and v [n t e], the logits of every tile, the fields of all tiles in a row; `biased`: the logits are
     learned.
     """
+    q, k, v, *logits = (_rowwise(one) for one in (q, k, v, *logits))
     out, sums = torch.empty_like(q), []
     for tile, added in zip(_parts(parts), logits, strict=True):
-        y, one = _forward(tile.queries(q), tile.keys(k), tile.keys(v), attn_mask=added)
+        y, one = _forward(_rowwise(tile.queries(q)), tile.keys(k), tile.keys(v), attn_mask=added)
         tile.put(out, y)
         sums.append(one)
     return out, sums
@@ -263,7 +270,7 @@ def window_attend(
     bias: Tensor | None,
 ) -> Tensor:
     """The reference's result. Keys in any order (a ring, at most a window long) need no chunks and get none."""
-    if queries is not None or not q.shape[2] or k.shape[2] < q.shape[2]:
+    if queries is not None or not q.shape[2] or k.shape[2] < q.shape[2] or transformed(q, k, v):
         return reference.window_attend(
             q, k, v, window=window, mode=mode, queries=queries, keys=keys, causal=causal, bias=bias
         )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from residua.native.guard import transformed
 
 
 def window_mask(queries: Tensor, keys: Tensor, *, window: int, mode: str, causal: bool) -> Tensor:
@@ -53,4 +56,7 @@ def window_attend(
         mask = biased(mask, queries, keys, bias.to(q.dtype), window=window, causal=causal)
     elif mask.ndim == 3:
         mask = mask.unsqueeze(-3)
+    if transformed(q, k, v):  # the fused kernel knows of no tangents
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

@@ -19,8 +19,8 @@ import torch
 import triton
 from torch import Tensor
 
+from residua.native.guard import Unsupported
 from residua.ops import _triton as host
-from residua.ops._backend import Unsupported
 from residua.ops._triton_device import accumulator
 from residua.ops.window_attend import reference
 from residua.ops.window_attend import triton_device as device

@@ -1,0 +1,65 @@
+"""Which ops have a Triton kernel, named to the backend without importing triton.
+
+An op's module, `ops/<op>/triton.py`, is imported when a CUDA tensor first reaches the op.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from residua.native.guard import Unsupported
+from residua.ops._backend import kernel
+
+
+def _attend(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton import attend
+
+    return attend(*arguments, **options)
+
+
+def _mix(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.mix.triton import mix
+
+    return mix(*arguments, **options)
+
+
+def _remix(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.remix.triton import remix
+
+    return remix(*arguments, **options)
+
+
+def _delta_write(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.delta_write.triton import delta_write
+
+    return delta_write(*arguments, **options)
+
+
+def _window_attend(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.window_attend.triton import window_attend
+
+    return window_attend(*arguments, **options)
+
+
+# an import statement each: torch.compile follows one, but not an import by name
+SERVED: dict[str, Callable[..., Any]] = {
+    "attend": _attend,
+    "mix": _mix,
+    "remix": _remix,
+    "delta_write": _delta_write,
+    "window_attend": _window_attend,
+}
+"""The ops with a Triton kernel."""
+
+
+def register(device: str = "cuda") -> None:
+    """Let the Triton kernels serve tensors of `device`; another than CUDA only makes sense under the interpreter."""
+    there = importlib.util.find_spec("triton") is not None
+    for op, serve in SERVED.items():
+        kernel(op, "triton", device)(serve if there else _absent)
+
+
+def _absent(*arguments: Any, **options: Any) -> Any:
+    raise Unsupported("triton is not installed: pip install 'residua[triton]'")
