@@ -7,6 +7,7 @@ not fit what a site then reads (another gradient mode, a state that was cut and 
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -15,12 +16,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua import ops
-from residua.native import guard
-from residua.native.library import available
-from residua.ops._backend import choice
-from residua.ops.attend import cpu
-from residua.ops.attend.native import Carry
-from residua.ops.attend.together import together
+from residua.ops.attend import CARRIED, Carry, groupable, merge, together
+from residua.ops.attend import ahead as begin
 from residua.plan import Site
 from residua.stream import OPEN, Stream
 from residua.streams._attending import AttendingStream, Route, lanes
@@ -67,13 +64,13 @@ class ReadGroups:
             return None
         kept, own = stream.mixture(state, site)
         count = len(ahead.covered)
-        if len(kept) < count or any(map(_differ, kept, ahead.covered)):
+        if len(kept) < count or any(map(is_not, kept, ahead.covered)):
             return None
         fresh, scale, base = kept[count:] + own, len(kept) + len(own) if stream.total else 1, stream.base(state)
         found = []
         for route, carry in zip(routes, ahead.begun, strict=False):
             assert route.query is not None  # whoever begins a read has a query
-            read = cpu.merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
+            read = merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
             found.append(route.onto(base, read))
         return lanes(found)
 
@@ -95,11 +92,8 @@ class ReadGroups:
             return state, NOTHING
         kept, _ = stream.mixture(state, after)
         final = coming.complete and not torch.is_grad_enabled()
-        if (
-            len(kept) < 2
-            or not ((final and kept[0].numel() < self.least) or self._pays(kept[0]))
-            or not _served(kept[0])
-        ):
+        pays = (final and kept[0].numel() < self.least) or self._pays(kept[0]) if len(kept) > 1 else False
+        if not pays or not groupable(kept[0]):
             return state, NOTHING
         routes = [route for each in coming.sites for route in stream.routes(each)]
         try:
@@ -107,7 +101,7 @@ class ReadGroups:
                 return state, Ahead(made=_made(routes, kept, stream))
             queries = Query.stacked([route.query for route in routes if route.query is not None])
             nulls = [route.null.logit for route in routes if route.null is not None]
-            begun, covered = cpu.ahead(
+            begun, covered = begin(
                 queries, kept, torch.cat(nulls) if nulls else None, eps=stream.eps, heads=stream.heads
             )
         except ops.Unsupported:  # one after the other, then, which says what is the matter
@@ -121,16 +115,7 @@ class ReadGroups:
 
     def _pays(self, source: Tensor) -> bool:
         """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""
-        return source.numel() >= self.least and source.dtype in cpu.CARRIED
-
-
-def _served(source: Tensor) -> bool:
-    """Whether the kernels may serve: their own checks say whether they do."""
-    return choice() in ("auto", "cpu") and not guard.watched() and not guard.foreign(source) and available()
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one is not other
+        return source.numel() >= self.least and source.dtype in CARRIED
 
 
 def _entered(route: Route, made: Tensor, base: Tensor | None) -> Tensor:

@@ -120,7 +120,7 @@ def test_tokenizer_bpe_learns_from_the_text():
         ("bpe:258", "VOCAB is from 259 "),
         ("bpe:0", "VOCAB is from 259 "),
         ("bpe:99999999999", "to 1048576"),
-        ("hf:/no/such/folder", "is no folder; give one that holds a tokenizer.json"),
+        ("hf:/no/such/folder", "is not a directory with a tokenizer.json"),
     ],
 )
 def test_tokenizer_wrong_name_is_refused_before_any_work(name, message):

@@ -365,7 +365,7 @@ def test_table_has_a_line_a_site_and_the_numbers_of_the_summary():
         if "routing" in site:
             assert f"{site['routing']['max_weight']:.3f}" in line
     assert f"{summary['deep_third']['max_weight']:.3f}" in next(
-        x for x in text.splitlines() if x.startswith("deep third")
+        x for x in text.splitlines() if x.startswith("last third")
     )
     plain = Case("standard").model()
     with record_routing(plain) as record:

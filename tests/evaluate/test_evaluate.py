@@ -120,7 +120,7 @@ def test_command_runs_local_harness_tasks_without_a_hub(trained, text):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "no directory"),
+        (["nowhere"], "is not a directory"),
         (["RUN", "--task", "residua_none"], "no local task"),
         (["RUN", "--batch", "0"], "batch must be"),
         (["RUN", "--context", "1"], "at least 2"),

@@ -169,7 +169,7 @@ def test_inspect_refuses_what_it_cannot_show(plain, made, tmp_path):
         ((made[0], "--prompt", ""), "empty"),
         ((made[0], "--prompt", "a" * 65), "shorten"),
         ((made[0], "--prompt", "a", "--png", tmp_path / "no" / "map.png"), "not a directory"),
-        ((tmp_path / "no", "--prompt", "a"), "no directory"),
+        ((tmp_path / "no", "--prompt", "a"), "is not a directory"),
     ):
         done = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
         assert said in str(done.exception), (arguments, done.exception)

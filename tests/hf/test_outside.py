@@ -1,4 +1,4 @@
-"""A design is one file: the example of the documentation, outside the package, works everywhere without another line."""
+"""A design is one file: the example of the docs, outside the package, works everywhere without another line."""
 
 import sys
 from pathlib import Path

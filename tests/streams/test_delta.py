@@ -564,7 +564,7 @@ def test_delta_every_query_learns_after_one_step_from_the_start(case, layout):
         ({"blocks": 9}, LAYOUT, ValueError, r"blocks must be 1\.\.8, .* not 9"),
         ({"include_partial": True}, LAYOUT, ValueError, "include_partial needs block or blocks"),
         ({"include_partial": True, "block": 1}, LAYOUT, ValueError, "include_partial needs block or blocks"),
-        ({"centered": True, "null": True}, LAYOUT, ValueError, "null would move its zero. Drop one"),
+        ({"centered": True, "null": True}, LAYOUT, ValueError, "exclude each other; drop one"),
         ({"value_lane": True}, ("mlp", "conv"), ValueError, "value_lane needs an attention sublayer"),
         ({"gate": "sigmoid"}, LAYOUT, ValueError, r"gate takes none\|scalar\|vector\|alpha"),
         ({"null": "yes"}, LAYOUT, ValueError, r"null takes true\|false"),

@@ -1,4 +1,4 @@
-"""The house backbone: a decoder (or encoder) in which no residual design is named."""
+"""The reference Transformer, a decoder or an encoder; it names no residual design."""
 
 from residua.model.cache import Cache as Cache
 from residua.model.config import ModelConfig as ModelConfig

@@ -313,10 +313,8 @@ class DDL(Stream[Matrix]):
             raise ValueError("ddl: compress and expand act on several value channels; give channels=2 or more")
         uses_kernel = expand == "conv" or self.compress not in (None, "channel")
         if self.kernel != 4 and not uses_kernel:
-            raise ValueError("ddl: kernel has no use without compress=token, compress=channel_same or expand=conv")
+            raise ValueError("ddl: kernel has no effect without compress=token, compress=channel_same or expand=conv")
         causal = self.compress == "channel_causal"
         reach = self.channels + (0 if causal else (self.kernel - 1) // 2)
         if self.compress in ("channel_same", "channel_causal") and self.kernel > reach:
-            raise ValueError(
-                f"ddl: kernel={self.kernel} over {self.channels} channels has taps that meet none; at most {reach}"
-            )
+            raise ValueError(f"ddl: kernel must be at most {reach} for {self.channels} channels, not {self.kernel}")

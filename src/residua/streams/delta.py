@@ -160,6 +160,6 @@ class Delta(AttendingStream[Deltas]):
         if self.include_partial and self.size == 1:
             raise ValueError("delta: include_partial needs block or blocks: a block of one sublayer is never open")
         if self.centered and null:
-            raise ValueError("delta: centered can already take nothing; null would move its zero. Drop one")
+            raise ValueError("delta: centered and null exclude each other; drop one")
         if value_lane and not any(site.lanes == 3 and site.index for site in self.plan.sites):
             raise ValueError("delta: value_lane needs an attention sublayer after the first site; this layout has none")

@@ -111,7 +111,7 @@ class MHC(ParallelStream):
         if streams < 2:
             raise ValueError(f"mhc: streams={streams}: with one stream H_res is 1 and H_pre only scales; use standard")
         if iterations < 1:
-            raise ValueError(f"mhc: iterations={iterations} would leave exp(logits) unnormalised; at least 1")
+            raise ValueError(f"mhc: iterations must be at least 1, not {iterations}")
         self.streams = streams
         self.each(lambda site: None if site.kind == "head" else Mappings(plan, streams, site, iterations, init))
 

@@ -44,7 +44,7 @@ class Situation:
         for name in ("memory", "latency"):
             limit = getattr(self, name)
             if limit is not None and not limit >= 1:
-                raise ValueError(f"--{name} {limit:g}: a limit is a multiple of the standard network's, so 1 or more")
+                raise ValueError(f"--{name} must be at least 1 (a multiple of the standard network's), not {limit:g}")
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""

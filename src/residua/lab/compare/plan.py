@@ -256,7 +256,7 @@ class ComparePlan:
             shared = set(self.seeds) & set(self.tune.seeds)
             if shared:
                 raise ValueError(
-                    f"seed {min(shared)} both tunes and reports; a rate chosen on a reported seed flatters it. "
+                    f"seed {min(shared)} is used for tuning and for reporting, which biases the result; "
                     "Give tune.seeds of their own"
                 )
             if not self.tune.seeds:

@@ -180,7 +180,7 @@ def read_folder(name: str) -> Pieces:
     """The tokenizer of `hf:DIR`: its tokenizer.json, and its own end and mask tokens where it has them."""
     folder = Path(name.removeprefix("hf:")).expanduser()
     if not folder.is_dir():
-        raise DataError(f"tokenizer {name}: {folder} is no folder; give one that holds a tokenizer.json")
+        raise DataError(f"tokenizer {name}: {folder} is not a directory with a tokenizer.json")
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(f"tokenizer {name}: no tokenizer.json in {folder}; save one with save_pretrained of a fast one")

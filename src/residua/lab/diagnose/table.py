@@ -16,7 +16,7 @@ def routing_table(summary: Mapping[str, Any]) -> str:
     header += ["stream rms", "output rms", "gradient", "gates"]
     rows = [_site_row(site) for site in summary["sites"]]
     mixes = summary["network"]["mixing_sites"] > 0
-    for title, name in (("network", "network"), ("deep third", "deep_third")) if mixes else ():
+    for title, name in (("network", "network"), ("last third", "deep_third")) if mixes else ():
         average = summary[name]
         share = average["collapsed_share"]
         rows.append(

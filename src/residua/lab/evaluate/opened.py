@@ -61,7 +61,7 @@ def open_model(path: Path | str) -> Opened:
     """The model in a directory: `residua train`'s, `residua finetune`'s, or Hugging Face's."""
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no directory; give a run of residua, or the directory of a model")
+        raise FileNotFoundError(f"{folder} is not a directory; give a run directory or a model directory")
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file() and not (folder / "model").is_dir():
         return _house(folder)
     inner = folder / "model"
@@ -72,7 +72,7 @@ def _house(folder: Path) -> Opened:
     from residua.lab.train import load_model
 
     if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{folder} holds no tokenizer.json, so there is no text to give it")
+        raise FileNotFoundError(f"{folder} has no tokenizer.json")
     model = load_model(folder)
     tokenizer = load_tokenizer((folder / "tokenizer.json").read_text())
     return Opened(model, tokenizer, model.stream.spec, model.config.vocab, None)

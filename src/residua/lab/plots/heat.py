@@ -21,7 +21,7 @@ MOST_TICKS = 40
 ANNOTATED_CELLS = 200
 """Maps up to this size have their numbers written in."""
 
-_AVERAGED = "Mean over lanes, tokens, groups and seeds. Grey: cannot be read there."
+_AVERAGED = "Mean over lanes, tokens, groups and seeds. Grey: not a source of that site."
 
 
 def alone(figures: Figures, slug: str) -> Figure:
