@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -240,3 +241,10 @@ def test_notebook_shows_the_table_escaped_and_in_both_colour_schemes(compared):
         assert f"<th>{title}</th>" in shown
         assert f"<td>{cell(results['rows'][0])}</td>" in shown
     assert json.loads(json.dumps(results)) == results
+
+
+@pytest.mark.parametrize(
+    "file", sorted((Path(__file__).parents[2] / "results").glob("*/results.json")), ids=lambda file: file.parent.name
+)
+def test_committed_table_is_that_of_the_committed_results(file):
+    assert file.with_name("results.md").read_text() == to_markdown(json.loads(file.read_text()))

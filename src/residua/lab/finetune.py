@@ -102,7 +102,7 @@ class Converted(Subject):
             self.model.gradient_checkpointing_enable()
         self.model.train()
 
-    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+    def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         return forward(input_ids=ids, use_cache=False).logits
 
     def groups(self) -> Mapping[str, str]:
@@ -192,7 +192,7 @@ def _first_broken(model: nn.Module, batches: list[Batch]) -> str:
     found: list[str] = []
 
     def watch(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        def look(module: nn.Module, inputs: object, output: object) -> None:
             tensor = output[0] if isinstance(output, tuple) and output else output
             if isinstance(tensor, Tensor) and not finite(tensor):
                 found.append(name)

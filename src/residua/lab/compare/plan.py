@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from residua.lab.common.digests import json_digest
 from residua.lab.common.files import Record, Values
@@ -226,7 +226,7 @@ class ComparePlan:
 
     def _check(self) -> None:
         for key in ("designs", "layouts", "sizes", "seeds"):
-            values: Sequence[Any] = getattr(self, key)
+            values: Sequence[object] = getattr(self, key)
             if not values:
                 raise ValueError(f"a plan needs at least one of {key}")
             if len(set(values)) < len(values):
@@ -283,6 +283,9 @@ def slug_of(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.]+", "-", label).strip("-") or "run"
 
 
+Table = TypeVar("Table", Size, Tune)
+
+
 def read_plan(path: Path) -> ComparePlan:
     """The plan in a TOML file."""
     try:
@@ -297,7 +300,7 @@ def read_plan(path: Path) -> ComparePlan:
         raise type(error)(f"{path}: {error}") from None
 
 
-def _sequence(key: str, values: Any) -> tuple[Any, ...]:
+def _sequence(key: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise ValueError(f"{key} is a list, not {values!r}")
     return tuple(values)
@@ -312,12 +315,12 @@ def _row(values: Any) -> tuple[str, str]:
     return pair
 
 
-def _table(cls: type[Any], key: str, values: Any) -> Any:
+def _table(cls: type[Table], key: str, values: object) -> Table:
     """A `Size` or `Tune` from a TOML table."""
     if not isinstance(values, Mapping):
         raise ValueError(f"{key} takes tables, not {values!r}")
     known = {each.name: each for each in fields(cls)}
-    settings = {}
+    settings = Values()
     for name, value in values.items():
         if name not in known:
             raise ValueError(f"{key} has no {name!r}; it takes {', '.join(known)}")

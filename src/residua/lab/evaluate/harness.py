@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -53,19 +53,25 @@ def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None,
     }
 
 
+class Request(Protocol):
+    """A question of the harness."""
+
+    args: tuple[Any, ...]
+
+
 def _adapter(opened: Opened) -> Any:
     from lm_eval.api.model import LM
 
     class Adapter(LM):
         """The harness's three questions, asked one at a time."""
 
-        def loglikelihood(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        def loglikelihood(self, requests: Iterable[Request], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
             return [_score(opened, *request.args) for request in requests]
 
-        def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
+        def loglikelihood_rolling(self, requests: Iterable[Request], disable_tqdm: bool = False) -> list[float]:
             return [_rolling(opened, request.args[0]) for request in requests]
 
-        def generate_until(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[str]:
+        def generate_until(self, requests: Iterable[Request], disable_tqdm: bool = False) -> list[str]:
             return [_until(opened, *request.args) for request in requests]
 
     return Adapter()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Opened:
                 break
         return self.tokenizer.decode([token for token in made if token != self.tokenizer.end])
 
-    def _steps(self, ids: Tensor, tokens: int) -> Any:
+    def _steps(self, ids: Tensor, tokens: int) -> Iterator[int]:
         if hasattr(self.model, "plan"):
             from residua.model.generate import stepwise
 

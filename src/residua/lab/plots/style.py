@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from residua.lab.common.files import Record
 
 Figures = Record
 """What `residua.lab.figures.collect` gives."""
+
+Dash = Literal["-"] | tuple[int, tuple[float, ...]]
+"""As matplotlib takes it."""
 
 OKABE_ITO: Mapping[str, str] = {
     "black": "#000000",
@@ -24,7 +27,7 @@ OKABE_ITO: Mapping[str, str] = {
 }
 CYCLE = ("blue", "vermillion", "green", "purple", "orange", "sky")
 """Yellow is left out: a thin line of it cannot be seen on white."""
-DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+DASHES: tuple[Dash, ...] = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = "osD^vP"
 
 GREY, PALE = "#666666", "#ececec"
@@ -65,7 +68,7 @@ class Style:
     """How a series looks, in every plot."""
 
     colour: str
-    dash: Any
+    dash: Dash
     marker: str
 
 

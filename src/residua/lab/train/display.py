@@ -5,9 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
 
 from residua.lab.common.files import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 Event = Record
 
@@ -20,7 +24,7 @@ class Display:
 
         self.console = Console(stderr=True, markup=False, highlight=False)
         self.every, self._said = every, float("-inf")
-        self._bar: Any = None
+        self._bar: Progress | None = None
         self._steps = 0
         self._shown = {"loss": "-", "valid": "-", "speed": "-"}
 
@@ -94,6 +98,7 @@ class Display:
     def _show(self, step: int, **numbers: str) -> None:
         self._shown |= numbers
         text = "loss {loss}  valid {valid} bits/byte  {speed} tokens/s".format(**self._shown)
+        assert self._bar is not None  # a plain display says lines instead
         self._bar.update(self._task, completed=step, numbers=text)
 
 
@@ -105,7 +110,7 @@ def _routing(event: Event) -> str:
     return f"  max weight {seen['max_weight']:.3f}  entropy {seen['normalised_entropy']:.3f}"
 
 
-def _bar(console: Any) -> Any:
+def _bar(console: Console) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     return Progress(

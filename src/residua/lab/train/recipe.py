@@ -17,6 +17,8 @@ from residua.lab.common.digests import json_digest
 from residua.lab.common.files import Record, Values
 from residua.spec import parse, render
 
+Plain = bool | int | float | str | None
+
 
 class Field(NamedTuple):
     """One field of a recipe: what a flag and a check need to know."""
@@ -27,7 +29,7 @@ class Field(NamedTuple):
     choices: tuple[str, ...]
     """The words a `Literal` allows; empty for the other kinds."""
     optional: bool
-    default: Any
+    default: Plain
     help: str
 
     def describe(self) -> str:
@@ -160,7 +162,7 @@ def fields_of(cls: type[Recipe]) -> dict[str, Field]:
     return _known[cls]
 
 
-def _field(name: str, annotated: Any, default: Any) -> Field:
+def _field(name: str, annotated: object, default: Any) -> Field:
     hint, text = get_args(annotated)
     optional = NoneType in get_args(hint)
     if optional:
@@ -170,7 +172,7 @@ def _field(name: str, annotated: Any, default: Any) -> Field:
     return Field(name, hint, (), optional, default, text)
 
 
-def _checked(known: Field, value: Any) -> Any:
+def _checked(known: Field, value: object) -> object:
     """The value, if its kind is right: a whole number may stand for a number, nothing else for anything."""
     if known.name == "design" and isinstance(value, Mapping):
         return render(*parse(value))

@@ -14,7 +14,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ class Tokens(Protocol):
     """What training needs of a tokenized corpus; `residua.lab.data.prepare` makes one."""
 
     @property
-    def train(self) -> NDArray[Any]: ...
+    def train(self) -> NDArray[np.integer]: ...
     @property
-    def valid(self) -> NDArray[Any]: ...
+    def valid(self) -> NDArray[np.integer]: ...
     @property
     def vocab(self) -> int: ...
     @property
@@ -141,7 +141,7 @@ class Sampler(Batches):
         keys = [_key(self.config.seed, "mask", first + row) for row in range(count)]
         return self._rows(self.tokens.train, self.starts(first, count), keys)
 
-    def _rows(self, ids: NDArray[Any], starts: list[int], keys: list[int]) -> Batch:
+    def _rows(self, ids: NDArray[np.integer], starts: list[int], keys: list[int]) -> Batch:
         """Windows as a batch; each row draws what it hides from a key of its own, so that no grouping matters."""
         context = self.config.context
         rows = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)

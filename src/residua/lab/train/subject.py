@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ class Subject(ABC):
     """Whether AdamW is torch's fused one: faster, and not to the last bit the plain one."""
 
     @abstractmethod
-    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+    def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         """One forward pass of `forward`, which is the model or its compiled twin."""
 
     @abstractmethod
@@ -71,7 +70,7 @@ class OwnModel(Subject):
         self.model = Transformer(config.model(vocab), seed=config.seed).to(device)
         self.model.execution = execution(config)
 
-    def logits(self, ids: Tensor, forward: Any) -> Tensor:
+    def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         return forward(ids, checkpointed=self.config.checkpointed and self.model.training)
 
     def groups(self) -> Mapping[str, str]:
