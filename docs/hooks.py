@@ -209,8 +209,8 @@ def cost_table(size: str) -> str:
                 f"{eager.cut / plain.cut:g}x",
             )
         )
-    titles = ("design", "parameters added", "operations", "kept for backward", "kept, fused", "bytes moved",
-              "bytes moved, fused", "pipeline cut")  # fmt: skip
+    titles = ("design", "parameters added", "FLOPs", "saved for backward", "saved, fused", "memory traffic",
+              "traffic, fused", "pipeline cut")  # fmt: skip
     return table(titles, rows)
 
 

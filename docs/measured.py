@@ -35,11 +35,13 @@ def bars() -> str:
 
 def results(name: str) -> str:
     """The table of a committed comparison, with its command; what to run where there is none yet."""
-    folder = ROOT / "results" / name
-    if not (folder / "results.json").exists():
+    from residua.lab.compare.table import to_markdown
+
+    file = ROOT / "results" / name / "results.json"
+    if not file.exists():
         return f"Not run yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
-    command = json.loads((folder / "results.json").read_text())["command"]
-    return f"{fence(command, 'sh')}\n\n{(folder / 'results.md').read_text()}"
+    found = json.loads(file.read_text())
+    return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}"
 
 
 def routing(name: str) -> str:

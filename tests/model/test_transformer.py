@@ -242,7 +242,7 @@ def test_separate_lane_norms_exist_where_lanes_are_fed_apart():
         ({"vocab": 0}, "vocab must be at least 1"),
         ({"width": 18}, "does not split into 4 heads"),
         ({"width": 12}, "even head width"),
-        ({"kv_heads": 3}, "no multiple of kv_heads"),
+        ({"kv_heads": 3}, "must be a multiple of kv_heads"),
         ({"depth": 0}, "depth must be at least 1"),
         ({"lane_norms": "both"}, "shared or separate"),
         ({"eps": -1.0}, "must not be negative"),

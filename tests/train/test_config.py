@@ -66,7 +66,7 @@ WRONG = [
     ({"width": 0}, "width must be at least 1"),
     ({"width": 30, "heads": 4}, "width 30 does not split into 4 heads"),
     ({"width": 12, "heads": 4}, "even head width"),
-    ({"kv_heads": 3}, "heads=4 is no multiple of kv_heads=3"),
+    ({"kv_heads": 3}, "heads=4 must be a multiple of kv_heads=3"),
     ({"depth": 0}, "depth must be at least 1"),
     ({"width": "wide"}, "width takes whole number, not 'wide'"),
     ({"width": 64.0}, "width takes whole number, not 64.0"),

@@ -34,7 +34,7 @@ class ModelConfig:
     tied: bool = True
     """The head's matrix is the embedding."""
     eps: float = 1e-9
-    """Of every norm. Small, because a design that starts by averaging n sources reads a stream n times too small;
+    """RMSNorm epsilon. Small, because a design that starts by averaging n sources reads a stream n times too small;
     the model refuses an eps that would show."""
     init_std: float | None = None
     """Of every matrix; 0.5 / sqrt(width) by default, which is 0.02 at width 625. Matrices that write to the stream are
@@ -50,9 +50,9 @@ class ModelConfig:
         if (self.width // self.heads) % 2:
             raise ValueError(f"rotary positions need an even head width, not {self.width // self.heads}; change heads")
         if self.heads % self.shared_heads:
-            raise ValueError(f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
+            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
         if self.lane_norms not in ("shared", "separate"):
-            raise ValueError(f"lane_norms is shared or separate, not {self.lane_norms!r}")
+            raise ValueError(f"lane_norms must be shared or separate, not {self.lane_norms!r}")
         if self.eps < 0 or self.start_std <= 0:
             raise ValueError("eps must not be negative and init_std must be positive")
         parse_layout(self.layout)

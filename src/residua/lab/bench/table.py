@@ -75,8 +75,8 @@ def _ops(measured: Mapping[str, Any]) -> Sheet:
                 ]
             )
     notes = [
-        "public, pytorch, compiled: how many times as long that form takes; n.r.: not resolved, within the control "
-        "(A/A: ours against itself). bandwidth: least traffic over time, as a share of a plain read in the same run "
+        "public, pytorch, compiled: slowdown of that implementation; n.r.: not resolved, within the control "
+        "(A/A: ours against itself). bandwidth: minimum traffic over time, as a share of a plain read in the same run "
         "(for f+b, of the backward alone)."
     ]
     notes += [
@@ -84,7 +84,7 @@ def _ops(measured: Mapping[str, Any]) -> Sheet:
         for name, (over, power) in measured.get("growth", {}).items()
     ]
     columns = ["op", "", "ms", "public", "pytorch", "compiled", "A/A", "bandwidth"]
-    return Sheet("One op against its public, plain PyTorch and compiled forms", columns, rows, notes)
+    return Sheet("One op against published code, plain PyTorch and torch.compile", columns, rows, notes)
 
 
 def _stack(measured: Mapping[str, Any]) -> Sheet:

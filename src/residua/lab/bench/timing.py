@@ -28,7 +28,7 @@ TOO_NOISY = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as long the other form takes, with what the run can resolve."""
+    """Slowdown of another implementation, with what the run can resolve."""
 
     value: float
     low: float
@@ -66,7 +66,7 @@ class Timing:
         return min(self.seconds[form])
 
     def ratio(self, subject: str, other: str, controlled: str) -> Ratio:
-        """How many times as long `other` takes as `subject`; `controlled` is the form that was timed twice."""
+        """Slowdown of `other` over `subject`; `controlled` was timed twice, as the A/A control."""
         value, low, high = _median_interval(self._paired(other, subject))
         centre, below, above = _median_interval(self._paired(CONTROL, controlled))
         control = max(abs(centre - 1), (above - below) / 2)
