@@ -16,7 +16,10 @@ _designs: dict[str, type[Stream[Any]]] = {}
 
 
 def register(name: str) -> Callable[[Design], Design]:
-    """Make a `Stream` subclass known as `name`: to `build`, the command line, the docs and every law."""
+    """A class decorator that makes a `Stream` known as `name`: to `build`, the command line, the docs and every law.
+
+    Raises ValueError for a name that is taken, and for a class without a docstring or without `paper`.
+    """
 
     def add(cls: Design) -> Design:
         if name in _designs:
@@ -33,7 +36,7 @@ def register(name: str) -> Callable[[Design], Design]:
 
 
 def unregister(name: str) -> None:
-    """Forget a design: for tests and notebooks that define one and run again."""
+    """Remove a design: for tests and notebooks that define one and run again. Raises ValueError for an unknown name."""
     design(name)
     del _designs[name]
 
@@ -44,7 +47,7 @@ def names() -> tuple[str, ...]:
 
 
 def design(name: str) -> type[Stream[Any]]:
-    """The class registered as `name`; an unknown name is an error that lists the known ones."""
+    """The class registered as `name`. Raises ValueError for an unknown name, with the known ones."""
     if name not in _designs:
         near = difflib.get_close_matches(name, _designs, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
@@ -53,7 +56,13 @@ def design(name: str) -> type[Stream[Any]]:
 
 
 def build(spec: Spec, plan: Plan) -> Stream[Any]:
-    """`build("attnres:block=8", plan)` is `AttnRes(plan, block=8)`."""
+    """`build("attnres:block=8", plan)` is `AttnRes(plan, block=8)`.
+
+    spec: a string, or the mapping that `Stream.config` gives.
+
+    Raises ValueError for an unknown design, a value out of range or options that exclude each other, and TypeError for
+    an unknown option.
+    """
     name, options = parse(spec)
     name, options = design(name).upgraded(options)
     return design(name)(plan, **options)

@@ -38,7 +38,10 @@ def convert(
     dtype:      of a model that is loaded; "auto" is the checkpoint's own.
     check:      False leaves the identity check out: for models too large to run here.
     seed:       of the queries that start at random.
-    say:        is told the options that were filled in and the result of the check; None for nobody.
+    say:        called with the options that were filled in and the result of the check; None for silence.
+
+    Raises ValueError for an architecture that is not supported, a quantised or already converted model, a design that
+    cannot start as the base network, and logits that differ by more than the bound; the model is then unchanged.
     """
     from residua.hf.card import licence_of
     from residua.hf.insert import insert

@@ -25,13 +25,15 @@ def generate(
     chunk: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "b n"]:
-    """The prompt and up to `tokens` new ones.
+    """The prompt and up to `tokens` new ones, as ids [b, t + new].
 
-    temperature: 0 takes the likeliest token; above 0 samples.
-    top_k, top_p: sample from the k likeliest, or from the fewest that hold p of the probability.
+    temperature: 0 is greedy; above 0 samples.
+    top_k, top_p: sample from the k most likely tokens, or from the smallest set with probability p.
     stop:        a row that produced this token repeats it; decoding ends when every row has.
     mask:        False where the prompt is padding; prompts of unequal length are padded on the left.
-    chunk:       tokens of the prompt that are taken in at once; all of them by default.
+    chunk:       tokens of the prompt that are processed at once; all of them by default.
+
+    Raises ValueError for an empty prompt, one that ends in padding, and options out of range.
     """
     new = list(
         stepwise(
@@ -55,7 +57,7 @@ def stepwise(
     chunk: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Iterator[Int[Tensor, " b"]]:
-    """The same, token by token as they are made."""
+    """The new tokens of `generate`, one [b] at a time; same arguments, same errors."""
     if ids.shape[1] < 1:
         raise ValueError("a prompt needs at least one token")
     if tokens < 0:
