@@ -6,12 +6,17 @@ written from the definition of its function; none is read off the operators that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+"""What torch hands to a mode, whose values can be anything."""
 
 
 @dataclass(slots=True)
@@ -19,9 +24,9 @@ class Call:
     """A function as it was called, and what it returned."""
 
     name: str
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    out: Any
+    args: Arguments
+    kwargs: Keywords
+    out: object
     inputs: list[Tensor] = field(init=False)
     outputs: list[Tensor] = field(init=False)
 
@@ -57,7 +62,7 @@ class Rule(NamedTuple):
     """Bytes that its steps hand to each other, beyond its inputs and outputs."""
 
 
-def tensors(values: Iterable[Any]) -> list[Tensor]:
+def tensors(values: Iterable[object]) -> list[Tensor]:
     """Every tensor among the values, also inside tuples and lists."""
     found: list[Tensor] = []
     for value in values:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from residua.counting.rules import tensors
+from residua.counting.rules import Arguments, Function, Keywords, tensors
 
 _BROADCAST = (
     "add", "sub", "__rsub__", "neg", "abs", "maximum", "minimum", "mul", "div", "square", "pow", "__rpow__",
@@ -27,7 +27,7 @@ _COMPARE = ("lt", "le", "ge", "gt", "eq", "ne", "__eq__", "__ne__", "__and__", "
 _REDUCE = ("sum", "mean", "logsumexp", "amax")
 
 
-def made(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def made(name: str, func: Function, args: Arguments, kwargs: Keywords) -> object:
     """What `func` returns, without its numbers."""
     make = MAKES.get(name)
     out = None if make is None else make(*args, **kwargs)
@@ -41,7 +41,9 @@ def made(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 class Unfilled(TorchFunctionMode):
     """Parameters are made on the meta device and not filled: there is nothing to put numbers in."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         kwargs, name = kwargs or {}, func.__name__
         if name in _FILLS:
             return tensors((args, tuple(kwargs.values())))[0]
@@ -90,7 +92,7 @@ def _empty_like(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     )
 
 
-def _compare(*args: Any, **kwargs: Any) -> Tensor:
+def _compare(*args: object, **kwargs: object) -> Tensor:
     return _broadcast(*args, dtype=torch.bool, **kwargs)
 
 
@@ -131,11 +133,11 @@ def _einsum(pattern: str, *operands: Tensor) -> Tensor:
     return _empty([sizes[letter] for letter in result.strip()], operands[0].dtype)
 
 
-def _embedding(ids: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _embedding(ids: Tensor, weight: Tensor, *args: object, **kwargs: object) -> Tensor:
     return _empty((*ids.shape, weight.shape[1]), weight.dtype)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, *args: object, **kwargs: object) -> Tensor:
     """Laid out like the queries, as the kernel does it."""
     return _empty_like(q)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from residua.counting.rules import SILENT, Call, Rule, Unseen, rule_of
+from residua.counting.rules import SILENT, Arguments, Call, Function, Keywords, Rule, Unseen, rule_of
 from residua.counting.shapes import made
 
 
@@ -47,7 +46,9 @@ class Walk(TorchFunctionMode):
         finally:
             self._off = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         kwargs, name = kwargs or {}, func.__name__
         if name in SILENT or self._off:
             return func(*args, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,11 +14,16 @@ from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
 from residua.hf.storage import SHIM, check_loaded, write_beside, write_card
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as Base
+else:
+    Base = object  # the real one comes behind this mixin
+
 AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
 """The Auto classes through which a converted model can be loaded."""
 
 
-class Converted:
+class Converted(Base):
     """Mixed into a model class of Hugging Face, before it."""
 
     config: Any
@@ -27,8 +32,7 @@ class Converted:
     """The converted form of another model class: of the backbone, which a model with a head makes as the base does."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        base: Any = super()
-        base.__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)
         install(self)
 
     @classmethod
@@ -36,19 +40,17 @@ class Converted:
         """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("converted models are loaded from safetensors alone; leave out use_safetensors=False")
-        base: Any = super()
-        model, info = base.from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
         check_loaded(model, info)
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        base: Any = super()
         if isinstance(module, Inserted):
             module.start(self.config.initializer_range)
         elif getattr(module, OF_STREAM, False):
             _start(module)
         else:
-            base._init_weights(module)
+            super()._init_weights(module)
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
         """As in transformers, without reentrant checkpoints."""
@@ -58,13 +60,11 @@ class Converted:
                 "use_reentrant=True cannot see the tensors inside a stream's state and would lose their gradients; "
                 "use gradient_checkpointing_kwargs={'use_reentrant': False}, the default"
             )
-        base: Any = super()
-        base.gradient_checkpointing_enable(given, **kwargs)
+        super().gradient_checkpointing_enable(given, **kwargs)
 
     def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
-        base: Any = super()
-        inputs = base.prepare_inputs_for_generation(*args, **kwargs)
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         mask = kwargs.get("attention_mask")
         if self.base_model.remembers and mask is not None and mask.ndim == 2:
             # A static cache is handed masks of its own shape, from which padding cannot be told.
@@ -75,8 +75,7 @@ class Converted:
 
     def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
         # What a memory keeps is replaced at every token, which the CUDA graphs of an automatic compilation cannot hold.
-        base: Any = super()
-        return not self.base_model.remembers and base._valid_auto_compile_criteria(*args, **kwargs)
+        return not self.base_model.remembers and super()._valid_auto_compile_criteria(*args, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
@@ -85,15 +84,13 @@ class Converted:
         self.config.auto_map = {
             "AutoConfig": f"{SHIM}.{config.__name__}", **dict.fromkeys(built, f"{SHIM}.{own.__name__}")
         }  # fmt: skip
-        base: Any = super()
-        base.save_pretrained(save_directory, *args, **kwargs)
+        super().save_pretrained(save_directory, *args, **kwargs)
         if kwargs.get("is_main_process", True):
             write_beside(self, save_directory)
 
     def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
         write_card(self, working_dir)  # a push puts its own template over the card
-        base: Any = super()
-        return base._upload_modified_files(working_dir, *args, **kwargs)
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua.model.places import Places, plain
+from residua.stream import Past
 
 
 class Memory(ABC):
@@ -52,22 +53,21 @@ class Cache:
         self.margin = rollback
         self.length = 0
         """Tokens seen, padding included."""
-        self.past: Any = None
+        self.past: Past = None
         """What the residual design keeps."""
         self.places: Places | None = None
         """Of the newest tokens, where rows differ: padding or documents."""
-        self._slots: dict[str, Any] = {}
+        self._slots: dict[str, Memory] = {}
         self._peak = 0
-        self._pasts: list[tuple[int, Any]] = []
+        self._pasts: list[tuple[int, Past]] = []
 
     def slot(self, site: str, make: Callable[[], M]) -> M:
         """The memory of one sublayer, made when it is first asked for."""
         if site not in self._slots:
             self._slots[site] = make()
-        found: M = self._slots[site]
-        return found
+        return self._slots[site]  # type: ignore[return-value]  # what `make` of this sublayer made
 
-    def advance(self, tokens: int, past: Any, places: Places | None) -> None:
+    def advance(self, tokens: int, past: Past, places: Places | None) -> None:
         """Take in a forward of `tokens` columns: what the design keeps, and where the rows stand."""
         self.length += tokens
         self._peak = max(self._peak, self.length)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from residua.lab.advise.evidence import Evidence, Solved, placed
 
@@ -24,7 +23,7 @@ class Claim:
     """`agrees`, `in part`, `disagrees`, `undecided` or `not measured`."""
     because: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self)
 

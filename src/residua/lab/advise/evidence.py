@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from residua.lab.checkout import checkout
 
@@ -43,7 +43,7 @@ class Evidence:
             return "speed only"
         return "no difference seen" if not self.decided else "better" if self.effect < 0 else "worse"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self) | {"verdict": self.verdict}
 

@@ -94,7 +94,7 @@ class Advice:
     ruled_out: tuple[str, ...] = ()
     """Why it does not; empty if it does."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self) | {"evidence": [one.to_json() for one in self.evidence]}
 
@@ -111,7 +111,7 @@ class Answer:
     results: tuple[str, ...]
     """Our results files that were read."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
             "situation": self.situation.to_json(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from residua.lab.cost.targets import Target, sized
 
@@ -46,7 +45,7 @@ class Situation:
             if limit is not None and not limit >= 1:
                 raise ValueError(f"--{name} must be at least 1 (a multiple of the standard network's), not {limit:g}")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
             "goal": self.goal,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from residua import ops
 from residua.lab.bench import forms
+from residua.lab.bench.timing import Form
 
 OURS, PUBLIC, PLAIN, COMPILED = "residua", "public", "pytorch", "compiled"
 """The four forms. The public form is the one every ratio's name speaks of; the others keep it honest."""
@@ -22,7 +22,7 @@ class OpCase:
     """One op at one shape: `forms[name]()` gives an output, differentiable in `inputs[name]`."""
 
     op: str
-    shape: dict[str, Any]
+    shape: dict[str, int | str]
     forms: dict[str, Callable[[], Tensor]]
     inputs: dict[str, list[Tensor]]
     unit: int
@@ -37,7 +37,7 @@ class OpCase:
         rest = " ".join(f"{k}={v}" for k, v in self.shape.items() if k not in ("tokens", "width", "dtype"))
         return f"{self.op} {self.shape['tokens']}x{self.shape['width']} {rest} {self.shape['dtype']}".replace("  ", " ")
 
-    def forward(self, form: str) -> Callable[[], Any]:
+    def forward(self, form: str) -> Form:
         """The form without a graph."""
 
         def run() -> None:
@@ -46,7 +46,7 @@ class OpCase:
 
         return run
 
-    def both(self, form: str) -> Callable[[], Any]:
+    def both(self, form: str) -> Form:
         """Forward and backward, the gradient of every input."""
         slope = torch.randn(
             self.forms[form]().shape, generator=torch.Generator().manual_seed(5), dtype=torch.float32
@@ -69,24 +69,46 @@ def _rows(tokens: int) -> tuple[int, int]:
     return (8, tokens // 8) if tokens % 8 == 0 else (1, tokens)
 
 
+Named = dict[str, tuple[Callable[..., Tensor], Sequence[Tensor]]]
+"""A form's name, the form, and the inputs that it takes and is differentiated in."""
+
+
+def _case(
+    op: str,
+    shape: dict[str, int],
+    dtype: torch.dtype,
+    named: Named,
+    compiled: Callable[..., Tensor] | None,
+    traffic: tuple[float, float] = (0.0, 0.0),
+    same: dict[str, Callable[[Tensor], Tensor]] | None = None,
+) -> OpCase:
+    """The forms over their inputs; the one to be compiled takes the inputs of ours."""
+    if compiled is not None:
+        named[COMPILED] = forms.compiled(compiled), named[OURS][1]
+    return OpCase(
+        op,
+        {**shape, "dtype": str(dtype).removeprefix("torch.")},
+        {name: partial(form, *inputs) for name, (form, inputs) in named.items()},
+        {name: list(inputs) for name, (_, inputs) in named.items()},
+        shape["tokens"] * shape["width"] * dtype.itemsize,
+        traffic,
+        same or {},
+    )
+
+
 def attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """One full depth read."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
     sources = [make.normal(b, t, width, scale=1.0 + i % 3) for i in range(n)]
     query = make.normal(width, scale=0.1)
-    buffer = torch.stack([v.detach().flatten(0, 1) for v in sources]).requires_grad_()
-    named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.attend(query, tuple(sources), eps=forms.EPS),
-        PUBLIC: lambda: forms.public_read(query, sources),
-        PLAIN: lambda: forms.buffered_read(query, buffer),
+    named: Named = {
+        OURS: (lambda query, *sources: ops.attend(query, sources, eps=forms.EPS), (query, *sources)),
+        PUBLIC: (lambda query, *sources: forms.public_read(query, sources), (query, *sources)),
+        PLAIN: (forms.buffered_read, (query, _buffer(sources))),
     }
-    inputs = {OURS: [query, *sources], PUBLIC: [query, *sources], PLAIN: [query, buffer]}
-    if compile:
-        fused = forms.compiled(forms.listed_read)
-        named[COMPILED], inputs[COMPILED] = (lambda: fused(query, *sources)), [query, *sources]
-    shape = {"tokens": tokens, "width": width, "n": n, "dtype": _name(dtype)}
-    return OpCase(
-        "attend", shape, named, inputs, tokens * width * dtype.itemsize, (n + 1.0, 2 * n + 1.0),
+    shape = {"tokens": tokens, "width": width, "n": n}
+    return _case(
+        "attend", shape, dtype, named, forms.listed_read if compile else None, (n + 1.0, 2 * n + 1.0),
         {PLAIN: lambda y: y.view(b, t, width)},
     )  # fmt: skip
 
@@ -96,20 +118,15 @@ def mix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool, l
     make, (b, t) = Shapes(dtype), _rows(tokens)
     sources = [make.normal(b, t, width) for _ in range(n)]
     weights = make.normal(lanes, n, b, t) if lanes else make.normal(n)
-    buffer = torch.stack([v.detach().flatten(0, 1) for v in sources]).requires_grad_()
-    named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.mix(weights, tuple(sources)),
-        PUBLIC: lambda: forms.public_mix(weights, sources),
-        PLAIN: lambda: forms.buffered_mix(weights, buffer),
+    named: Named = {
+        OURS: (lambda weights, *sources: ops.mix(weights, sources), (weights, *sources)),
+        PUBLIC: (lambda weights, *sources: forms.public_mix(weights, sources), (weights, *sources)),
+        PLAIN: (forms.buffered_mix, (weights, _buffer(sources))),
     }
-    inputs = {OURS: [weights, *sources], PUBLIC: [weights, *sources], PLAIN: [weights, buffer]}
-    if compile:
-        fused = forms.compiled(forms.listed_mix)
-        named[COMPILED], inputs[COMPILED] = (lambda: fused(weights, *sources)), [weights, *sources]
-    shape = {"tokens": tokens, "width": width, "n": n, "lanes": lanes, "dtype": _name(dtype)}
+    shape = {"tokens": tokens, "width": width, "n": n, "lanes": lanes}
     out = max(lanes, 1)
-    return OpCase(
-        "mix", shape, named, inputs, tokens * width * dtype.itemsize, (n + out, 2.0 * n + out),
+    return _case(
+        "mix", shape, dtype, named, forms.listed_mix if compile else None, (n + out, 2.0 * n + out),
         {PLAIN: lambda y: y.view(*((lanes,) if lanes else ()), b, t, width)},
     )  # fmt: skip
 
@@ -117,20 +134,16 @@ def mix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool, l
 def delta_write(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """The rank-one write, `n` value channels."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
-    X, k, value, beta = make.normal(b, t, n, width), make.normal(b, t, width), make.normal(b, t, n), make.normal(b, t)
+    X, *rest = make.normal(b, t, n, width), make.normal(b, t, width), make.normal(b, t, n), make.normal(b, t)
     turned = X.detach().transpose(-1, -2).contiguous().requires_grad_()
-    named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.delta_write(X, k, value, beta, eps=forms.EPS),
-        PUBLIC: lambda: forms.public_delta_write(turned, k, value, beta),
-        PLAIN: lambda: forms.rowwise_delta_write(X, k, value, beta),
+    named: Named = {
+        OURS: (partial(ops.delta_write, eps=forms.EPS), (X, *rest)),
+        PUBLIC: (forms.public_delta_write, (turned, *rest)),
+        PLAIN: (forms.rowwise_delta_write, (X, *rest)),
     }
-    inputs = {OURS: [X, k, value, beta], PUBLIC: [turned, k, value, beta], PLAIN: [X, k, value, beta]}
-    if compile:
-        fused = forms.compiled(forms.rowwise_delta_write)
-        named[COMPILED], inputs[COMPILED] = (lambda: fused(X, k, value, beta)), [X, k, value, beta]
-    shape = {"tokens": tokens, "width": width, "values": n, "dtype": _name(dtype)}
-    return OpCase(
-        "delta_write", shape, named, inputs, tokens * width * dtype.itemsize, (2.0 * n + 1, 3.0 * n + 2),
+    shape = {"tokens": tokens, "width": width, "values": n}
+    return _case(
+        "delta_write", shape, dtype, named, forms.rowwise_delta_write if compile else None, (2.0 * n + 1, 3.0 * n + 2),
         {PUBLIC: lambda y: y.transpose(-1, -2)},
     )  # fmt: skip
 
@@ -138,36 +151,31 @@ def delta_write(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile:
 def remix(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """Hyper-Connections: `n` streams to `n` streams."""
     make, (b, t) = Shapes(dtype), _rows(tokens)
-    weights, H = make.normal(b, t, n, n), make.normal(b, t, n, width)
-    named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.remix(weights, H),
-        PUBLIC: lambda: forms.public_remix(weights, H),
-        PLAIN: lambda: forms.matmul_remix(weights, H),
+    inputs = make.normal(b, t, n, n), make.normal(b, t, n, width)
+    named: Named = {
+        OURS: (ops.remix, inputs),
+        PUBLIC: (forms.public_remix, inputs),
+        PLAIN: (forms.matmul_remix, inputs),
     }
-    if compile:
-        fused = forms.compiled(forms.public_remix)
-        named[COMPILED] = lambda: fused(weights, H)
-    inputs = {form: [weights, H] for form in named}
-    shape = {"tokens": tokens, "width": width, "streams": n, "dtype": _name(dtype)}
-    return OpCase("remix", shape, named, inputs, tokens * width * dtype.itemsize, (2.0 * n, 3.0 * n))
+    shape = {"tokens": tokens, "width": width, "streams": n}
+    return _case("remix", shape, dtype, named, forms.public_remix if compile else None, (2.0 * n, 3.0 * n))
 
 
 def window_attend(tokens: int, width: int, n: int, dtype: torch.dtype, *, compile: bool) -> OpCase:
     """Causal attention in a window of `n` tokens, one row, heads of 64."""
     make, heads = Shapes(dtype), max(1, width // 64)
-    q, k, v = (make.normal(1, heads, tokens, width // heads) for _ in range(3))
-    named: dict[str, Callable[[], Tensor]] = {
-        OURS: lambda: ops.window_attend(q, k, v, window=n),
-        PUBLIC: lambda: forms.masked_window(q, k, v, n),
-    }
+    inputs = [make.normal(1, heads, tokens, width // heads) for _ in range(3)]
+    masked = partial(forms.masked_window, window=n)
+    named: Named = {OURS: (partial(ops.window_attend, window=n), inputs), PUBLIC: (masked, inputs)}
     if tokens % n == 0:
-        named[PLAIN] = lambda: forms.chunked_window(q, k, v, n)
-    if compile:
-        fused = forms.compiled(partial(forms.masked_window, window=n))
-        named[COMPILED] = lambda: fused(q, k, v)
-    inputs = {form: [q, k, v] for form in named}
-    shape = {"tokens": tokens, "width": width, "window": n, "dtype": _name(dtype)}
-    return OpCase("window_attend", shape, named, inputs, tokens * width * dtype.itemsize)
+        named[PLAIN] = partial(forms.chunked_window, window=n), inputs
+    shape = {"tokens": tokens, "width": width, "window": n}
+    return _case("window_attend", shape, dtype, named, masked if compile else None)
+
+
+def _buffer(sources: Sequence[Tensor]) -> Tensor:
+    """The sources as one tensor, [n, tokens, d]."""
+    return torch.stack([v.detach().flatten(0, 1) for v in sources]).requires_grad_()
 
 
 OPS: dict[str, Callable[..., OpCase]] = {
@@ -175,13 +183,13 @@ OPS: dict[str, Callable[..., OpCase]] = {
     "remix": remix, "window_attend": window_attend,
 }  # fmt: skip
 
-GRIDS: dict[str, dict[str, Sequence[Any]]] = {
-    "attend": {"shapes": ("2048x256", "4096x512"), "n": (4, 8, 16, 24, 32, 64)},
-    "mix": {"shapes": ("2048x256",), "n": (8, 24)},
-    "mix_lanes": {"shapes": ("2048x256",), "n": (8, 24)},
-    "delta_write": {"shapes": ("2048x256",), "n": (1, 4)},
-    "remix": {"shapes": ("2048x256",), "n": (4,)},
-    "window_attend": {"shapes": ("1024x256", "2048x256", "4096x256", "8192x256"), "n": (128,)},
+GRIDS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "attend": (("2048x256", "4096x512"), (4, 8, 16, 24, 32, 64)),
+    "mix": (("2048x256",), (8, 24)),
+    "mix_lanes": (("2048x256",), (8, 24)),
+    "delta_write": (("2048x256",), (1, 4)),
+    "remix": (("2048x256",), (4,)),
+    "window_attend": (("1024x256", "2048x256", "4096x256", "8192x256"), (128,)),
 }
 """The shapes (tokens x width) and counts that a full run measures."""
 
@@ -192,9 +200,9 @@ def cases(
     """The cases of one op; None takes the full grid."""
     if op not in OPS:
         raise ValueError(f"no op {op!r} to measure; there are {', '.join(OPS)}")
-    for shape in shapes or GRIDS[op]["shapes"]:
+    for shape in shapes or GRIDS[op][0]:
         tokens, width = parse_shape(shape)
-        for n in counts or GRIDS[op]["n"]:
+        for n in counts or GRIDS[op][1]:
             yield OPS[op](tokens, width, n, dtype, compile=compile)
 
 
@@ -204,7 +212,3 @@ def parse_shape(text: str) -> tuple[int, int]:
     if len(parts) != 2 or not all(part.isdigit() and int(part) for part in parts):
         raise ValueError(f"a shape is TOKENSxWIDTH, such as 2048x256, not {text!r}")
     return int(parts[0]), int(parts[1])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ import torch
 
 from residua import ops
 from residua.lab.bench import forms
-from residua.lab.bench.timing import Form, interleave
+from residua.lab.bench.timing import Form, Measured, interleave
 from residua.model import Cache, ModelConfig, Transformer
 
 STANDARD = "standard"
@@ -21,7 +21,7 @@ VOCABULARY = 32_000
 
 def measure(
     designs: Sequence[str], *, depth: int, width: int, seconds: float, contexts: Sequence[int] = (1024, 32768)
-) -> dict[str, Any]:
+) -> Measured:
     """A read at batch 1, a window's step after contexts of different lengths, and a token of each design: in our own
     backbone and, where transformers is installed, in a converted Llama."""
     found = {
@@ -34,7 +34,7 @@ def measure(
     return found
 
 
-def _read(n: int, width: int, seconds: float) -> dict[str, Any]:
+def _read(n: int, width: int, seconds: float) -> Measured:
     generator = torch.Generator().manual_seed(0)
     sources = tuple(torch.randn(1, 1, width, generator=generator) for _ in range(n))
     query = 0.1 * torch.randn(width, generator=generator)
@@ -51,7 +51,7 @@ def _read(n: int, width: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _ring(contexts: Sequence[int], seconds: float) -> dict[str, Any]:
+def _ring(contexts: Sequence[int], seconds: float) -> Measured:
     """A model of windows alone: a step must cost the same however many tokens lie behind."""
     config = ModelConfig(vocab=64, width=256, depth=2, heads=4, layout="swa:window=128,mlp")
     model = Transformer(config).eval()
@@ -65,8 +65,8 @@ def _ring(contexts: Sequence[int], seconds: float) -> dict[str, Any]:
     }
 
 
-def _models(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> dict[str, Any]:
-    shape: dict[str, Any] = {"vocab": VOCABULARY, "width": width, "depth": depth, "heads": max(1, width // 64)}
+def _models(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> Measured:
+    shape: Measured = {"vocab": VOCABULARY, "width": width, "depth": depth, "heads": max(1, width // 64)}
     weights = Transformer(ModelConfig(**shape)).state_dict()
     timed = {}
     for name in dict.fromkeys((STANDARD, *designs)):
@@ -74,7 +74,7 @@ def _models(designs: Sequence[str], depth: int, width: int, seconds: float, cont
     return {**shape, "context": context, **_over(STANDARD, timed, seconds)}
 
 
-def _converted(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> dict[str, Any]:
+def _converted(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> Measured:
     """A Llama as Hugging Face runs it, and its conversions, with the cache that `generate` uses."""
     from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -107,7 +107,7 @@ def _sharing(weights: dict[str, torch.Tensor], model: Any) -> Any:
     return model.eval()
 
 
-def _over(first: str, timed: dict[str, Form], seconds: float) -> dict[str, Any]:
+def _over(first: str, timed: dict[str, Form], seconds: float) -> Measured:
     """Every form against the first of them."""
     timing = interleave({name: _inference(form) for name, form in timed.items()}, controlled=first, seconds=seconds)
     return {

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from residua.lab.bench.regime import RETURN_PAGES, environment
-from residua.lab.bench.timing import exponent
+from residua.lab.bench.timing import Measured, exponent
 
 STANDARD = "standard"
 
@@ -18,7 +17,7 @@ SHALLOW = 4
 """Blocks of the first model: enough for a design that groups sublayers."""
 
 
-def measure(designs: Sequence[str], depths: Sequence[int], *, width: int, tokens: int) -> dict[str, Any]:
+def measure(designs: Sequence[str], depths: Sequence[int], *, width: int, tokens: int) -> Measured:
     """Each design at each depth in a process of its own, whose allocator returns what is freed."""
     names = dict.fromkeys((STANDARD, *designs))
     peaks = {name: [_in_process(name, depth, width, tokens) for depth in depths] for name in names}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from residua.lab.bench import stack
-from residua.lab.bench.timing import Form, Ratio, interleave
+from residua.lab.bench.timing import Form, Measured, Ratio, interleave
 from residua.model import ModelConfig, Transformer, token_loss
 
 STANDARD = "standard"
@@ -31,7 +31,7 @@ def step(design: str, depth: int, width: int, rows: int, tokens: int, **settings
 
 def measure(
     designs: Sequence[str], *, depth: int, width: int, rows: int, tokens: int, seconds: float, pairs: int, attempts: int
-) -> dict[str, Any]:
+) -> Measured:
     """Step time over that of `standard`: every design interleaved with it, at least `pairs` rounds an attempt.
 
     The run is repeated up to `attempts` times until the control is within RESOLUTION; every attempt is reported.

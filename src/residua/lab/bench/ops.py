@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC, OpCase
-from residua.lab.bench.timing import Form, Timing, exponent, interleave
+from residua.lab.bench.timing import Form, Measured, Timing, exponent, interleave
 from residua.testing import error
 
 READ = "plain read"
@@ -16,11 +15,11 @@ AGREEMENT = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float64: 1e-12}
 """How far the output of another form may lie from ours (RMS over RMS) to count as the same op."""
 
 
-def measure(case: OpCase, seconds: float) -> dict[str, Any]:
+def measure(case: OpCase, seconds: float) -> Measured:
     """Every form of a case, forward and forward + backward, each in one interleaved run."""
     _agree(case)
     forward, both = (_run(case, how, seconds) for how in (case.forward, case.both))
-    row: dict[str, Any] = {
+    row: Measured = {
         "op": case.op,
         **case.shape,
         "forward": _summary(case, forward),
@@ -31,7 +30,7 @@ def measure(case: OpCase, seconds: float) -> dict[str, Any]:
     return row
 
 
-def growth(rows: Sequence[dict[str, Any]], over: str) -> dict[str, float] | None:
+def growth(rows: Sequence[Measured], over: str) -> dict[str, float] | None:
     """The exponents of our forward and forward + backward time in `over`, at the widest shape that varies in it.
 
     `over` is a key of the shape (tokens, n). None where the rows do not vary in it, or do not have it.
@@ -53,7 +52,7 @@ def _run(case: OpCase, how: Callable[[str], Form], seconds: float) -> Timing:
     )
 
 
-def _summary(case: OpCase, timing: Timing) -> dict[str, Any]:
+def _summary(case: OpCase, timing: Timing) -> Measured:
     return {
         "seconds": {form: timing.typical(form) for form in case.forms},
         "ratios": {

@@ -16,14 +16,14 @@ import torch
 
 from residua.lab.bench import stack
 from residua.lab.bench.cases import OURS, attend
-from residua.lab.bench.timing import Form
+from residua.lab.bench.timing import Form, Measured
 from residua.native.library import TYPES, library
 
 BOUNDS = 9
 """Repetitions of a matrix product and a sum, of which the fastest counts."""
 
 
-def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> dict[str, Any]:
+def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> Measured:
     """The reads of a deep stack, and single reads whose bars are about the smallest and the largest."""
     named = {
         f"all reads of {depth} blocks, full delta, {tokens}x{width}": stack.ours("delta", depth, width, tokens),
@@ -38,7 +38,7 @@ def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> dict[str, 
     }
 
 
-def _parts(form: Form, repeats: int) -> dict[str, Any]:
+def _parts(form: Form, repeats: int) -> Measured:
     """Seconds of the whole, then of its parts in runs of their own: watching costs something."""
     form()
     whole = min(_seconds(form) for _ in range(repeats))
@@ -49,7 +49,7 @@ def _parts(form: Form, repeats: int) -> dict[str, Any]:
             form()
         for part, found in seen.items():
             calls.setdefault(part, []).append(found)
-    parts: list[dict[str, Any]] = [
+    parts: list[Measured] = [
         {"part": part, **min(found, key=lambda one: one["seconds"])} for part, found in calls.items()
     ]
     parts += [{"part": f"torch: {name}", **found} for name, found in _operations(form, repeats).items()]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from typing import Any
+
+from residua.lab.bench.timing import Measured
 
 KEEP_PAGES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
@@ -50,7 +51,7 @@ def pin(threads: int) -> list[int]:
     return cores
 
 
-def describe(threads: int, cores: list[int]) -> dict[str, Any]:
+def describe(threads: int, cores: list[int]) -> Measured:
     """Machine, versions and regime, for the results file."""
     import torch
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC
-from residua.lab.bench.timing import Ratio
+from residua.lab.bench.timing import Measured, Ratio
 
 
 class Sheet(NamedTuple):
@@ -18,7 +18,7 @@ class Sheet(NamedTuple):
     notes: list[str]
 
 
-def sheets(measured: Mapping[str, Any]) -> list[Sheet]:
+def sheets(measured: Measured) -> list[Sheet]:
     """The tables of whatever was measured."""
     return [make(measured[kind]) for kind, make in _MAKERS.items() if kind in measured]
 
@@ -48,14 +48,14 @@ def show(sheet: Sheet) -> None:
         console.print(note)
 
 
-def ratio(found: Mapping[str, Any] | None) -> str:
+def ratio(found: Measured | None) -> str:
     """`12.3x`, `n.r.` where the run could not resolve it, a dash where it was not measured."""
     if found is None:
         return "-"
     return str(Ratio(**{key: value for key, value in found.items() if key != "resolved"}))
 
 
-def _ops(measured: Mapping[str, Any]) -> Sheet:
+def _ops(measured: Measured) -> Sheet:
     rows = []
     for row in measured["rows"]:
         size = next(f"{key}={row[key]}" for key in ("n", "values", "streams", "window") if key in row)
@@ -87,7 +87,7 @@ def _ops(measured: Mapping[str, Any]) -> Sheet:
     return Sheet("One op against published code, plain PyTorch and torch.compile", columns, rows, notes)
 
 
-def _stack(measured: Mapping[str, Any]) -> Sheet:
+def _stack(measured: Measured) -> Sheet:
     depths = [row["depth"] for row in measured["rows"]]
     rows = []
     for name in measured["rows"][0]["seconds"]:
@@ -102,7 +102,7 @@ def _stack(measured: Mapping[str, Any]) -> Sheet:
     return Sheet(title, columns, rows, ["growth: of the time above that of standard."])
 
 
-def _profile(measured: Mapping[str, Any]) -> Sheet:
+def _profile(measured: Measured) -> Sheet:
     rows = []
     for form in measured["forms"]:
         rows.append([form["what"], f"{1e3 * form['seconds']:.2f}", "", "", "", ""])
@@ -122,7 +122,7 @@ def _profile(measured: Mapping[str, Any]) -> Sheet:
     return Sheet("Where the time goes", ["", "ms", "share", "calls", "of matmul", "of a plain sum"], rows, notes)
 
 
-def _model(measured: Mapping[str, Any]) -> Sheet:
+def _model(measured: Measured) -> Sheet:
     rows = [
         [name, f"{found['value']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}", f"{100 * found['control']:.1f} %",
          f"{100 * measured['machinery'][name]:.1f} %"]
@@ -140,7 +140,7 @@ def _model(measured: Mapping[str, Any]) -> Sheet:
     return Sheet(title, ["design", "step", "95 % interval", "A/A", "machinery"], rows, notes)
 
 
-def _memory(measured: Mapping[str, Any]) -> Sheet:
+def _memory(measured: Measured) -> Sheet:
     rows = [
         [name, *(f"{one / 2**20:.1f}" if name == "standard" else f"{ratio:.2f}x" for one, ratio in zip(
             found, measured["ratios"].get(name, found), strict=True)), f"L^{measured['growth'][name]:.2f}"
@@ -152,7 +152,7 @@ def _memory(measured: Mapping[str, Any]) -> Sheet:
     return Sheet(title, columns, rows, ["Resident high-water above model and inputs, one process each."])
 
 
-def _decode(measured: Mapping[str, Any]) -> Sheet:
+def _decode(measured: Measured) -> Sheet:
     read, ring = measured["read"], measured["ring"]
     rows = [[f"one read, {read['sources']} sources x {read['width']}", f"{read['microseconds']['residua']:.1f}",
              f"public form {ratio(read['ratio'])}"]]  # fmt: skip
@@ -170,6 +170,6 @@ def _decode(measured: Mapping[str, Any]) -> Sheet:
     return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, notes)
 
 
-_MAKERS: dict[str, Callable[[Mapping[str, Any]], Sheet]] = {
+_MAKERS: dict[str, Callable[[Measured], Sheet]] = {
     "ops": _ops, "stack": _stack, "profile": _profile, "model": _model, "memory": _memory, "decode": _decode,
 }  # fmt: skip

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from residua.lab.bench import record
 from residua.lab.bench.cases import PUBLIC
 from residua.lab.bench.table import Sheet
+from residua.lab.bench.timing import Measured
 
-Files = Mapping[str, Any]
+Files = Measured
 """What `residua bench` wrote, by kind."""
 
 
@@ -36,9 +37,9 @@ class NotResolved(Exception):
     """They hold one that its control does not resolve."""
 
 
-def gathered(folder: Path) -> dict[str, Any]:
+def gathered(folder: Path) -> Measured:
     """The files of a folder as one; several of `ops` are one list of rows."""
-    found: dict[str, Any] = {}
+    found: Measured = {}
     for file in sorted(folder.glob("*.json")):
         measured = record.read(file)
         if "ops" in measured and "ops" in found:
@@ -106,7 +107,7 @@ def targets() -> Iterator[Target]:
     )  # fmt: skip
 
 
-def _op(files: Files, **asked: Any) -> Mapping[str, Any]:
+def _op(files: Files, **asked: object) -> Measured:
     for row in files["ops"]["rows"]:
         if all(row.get(key) == value for key, value in asked.items()):
             return row
@@ -122,7 +123,7 @@ def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Files], float
     return lambda files: _resolved(_op(files, op="attend", n=n, dtype=dtype, **_sides(shape))["both"]["ratios"][PUBLIC])
 
 
-def _resolved(ratio: Mapping[str, Any]) -> float:
+def _resolved(ratio: Measured) -> float:
     if not ratio["resolved"]:
         raise NotResolved
     return float(ratio["value"])

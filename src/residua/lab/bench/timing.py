@@ -14,7 +14,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-Form = Callable[[], Any]
+Form = Callable[[], object]
+"""What is timed."""
+
+Measured = dict[str, Any]
+"""Plain values, as a results file holds them."""
 
 CONTROL = "control"
 """The label of the second timing of the form that is its own control."""
@@ -46,7 +50,7 @@ class Ratio:
     def __str__(self) -> str:
         return f"{self.value:.{2 if self.value < 10 else 1}f}x" if self.resolved else "n.r."
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values; `value` stays in the file even where it is not resolved, marked as such."""
         return {**asdict(self), "resolved": self.resolved}
 

@@ -8,13 +8,17 @@ of the compound ones (softmax, attention, layer norm, ...). Nothing here knows a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OperatorBase, OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
 
 _aten = torch.ops.aten
 
@@ -43,9 +47,11 @@ class OperatorCounter(TorchDispatchMode):
         self.bytes_moved = 0
         """Inputs and outputs of every operator that is no view: what moves if no cache ever helps."""
         self.calls: Counter[str] = Counter()
-        self._decomposed: dict[Any, int] = {}
+        self._decomposed: dict[tuple[object, ...], int] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
             with self:  # no operator of its own: count the ones it calls
@@ -61,7 +67,15 @@ class OperatorCounter(TorchDispatchMode):
         self.flops += self._operations(func, name, args, kwargs, inputs, outputs)
         return out
 
-    def _operations(self, func: Any, name: str, args: Any, kwargs: Any, inputs: Any, outputs: Any) -> int:
+    def _operations(
+        self,
+        func: OpOverload,
+        name: str,
+        args: Arguments,
+        kwargs: Keywords,
+        inputs: list[Tensor],
+        outputs: list[Tensor],
+    ) -> int:
         if name in _MOVES or not outputs or not outputs[0].is_floating_point():
             return 0
         if name in _PRODUCTS:
@@ -73,7 +87,7 @@ class OperatorCounter(TorchDispatchMode):
             return self._inside(func, args, kwargs)
         return _STEPS.get(name, 1) * max(leaf.numel() for leaf in (*inputs, outputs[0]))
 
-    def _inside(self, func: Any, args: Any, kwargs: Any) -> int:
+    def _inside(self, func: OpOverload, args: Arguments, kwargs: Keywords) -> int:
         """The operations of a compound operator: its decomposition, run on tensors without data."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         key = (func, tuple((leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else str(leaf) for leaf in leaves))
@@ -105,7 +119,7 @@ class SavedTensors(torch.autograd.graph.saved_tensors_hooks):
         return sum(tensor.untyped_storage().nbytes() for tensor in self._kept.values())
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors(tree: object) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -121,10 +135,10 @@ def _nbytes(tensor: Tensor) -> int:
     return held * tensor.element_size()
 
 
-_found: dict[Any, Any] = {}
+_found: dict[OperatorBase, Callable[..., object]] = {}
 
 
-def _compound() -> dict[Any, Any]:
+def _compound() -> dict[OperatorBase, Callable[..., object]]:
     """Operators with several steps an element, and PyTorch's decomposition of each."""
     if not _found:
         from torch._decomp import get_decompositions

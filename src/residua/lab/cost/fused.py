@@ -31,7 +31,7 @@ class Bill(NamedTuple):
     """Numbers a kernel keeps beside them: weights, norms, log-sums."""
 
 
-def _attend(query: Tensor, sources: tuple[Tensor, ...], *, heads: int = 1, **_: Any) -> Bill:
+def _attend(query: Tensor, sources: tuple[Tensor, ...], *, heads: int = 1, **_: object) -> Bill:
     """Norm, logit and mixture of every source: 6 d."""
     first, count = sources[0], len(sources)
     rows, width = first.numel() // first.shape[-1], first.shape[-1]
@@ -40,7 +40,7 @@ def _attend(query: Tensor, sources: tuple[Tensor, ...], *, heads: int = 1, **_: 
 
 
 def _attend_qkv(
-    query: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], *, heads: int = 1, **_: Any
+    query: Tensor, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], *, heads: int = 1, **_: object
 ) -> Bill:
     """Logit and value of every source: 4 d."""
     rows, width = query.numel() // query.shape[-1], query.shape[-1]
@@ -48,34 +48,34 @@ def _attend_qkv(
     return Bill(query, tuple(query.shape), flops, (query, *keys, *values), rows * len(keys) * heads)
 
 
-def _mix(weights: Tensor, sources: tuple[Tensor, ...], **_: Any) -> Bill:
+def _mix(weights: Tensor, sources: tuple[Tensor, ...], **_: object) -> Bill:
     lanes = tuple(weights.shape[:1]) if weights.ndim == 4 else ()
     flops = 2.0 * len(sources) * sources[0].numel() * (lanes[0] if lanes else 1)
     return Bill(sources[0], (*lanes, *sources[0].shape), flops, (weights, *sources))
 
 
-def _remix(weights: Tensor, H: Tensor, **_: Any) -> Bill:
+def _remix(weights: Tensor, H: Tensor, **_: object) -> Bill:
     made = weights.shape[-1]
     return Bill(H, (*H.shape[:2], made, H.shape[-1]), 2.0 * H.numel() * made, (weights, H))
 
 
-def _delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, **_: Any) -> Bill:
+def _delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, **_: object) -> Bill:
     """What X holds along k and the change: 4 a number of the state; the length of k: 3."""
     flops = 4.0 * X.numel() + 3 * k.numel() + 3 * value.numel()
     return Bill(X, tuple(X.shape), flops, (X, k, value, beta), value.numel() + beta.numel())
 
 
-def _shortconv(x: Tensor, tail: Tensor, taps: Tensor, **_: Any) -> Bill:
+def _shortconv(x: Tensor, tail: Tensor, taps: Tensor, **_: object) -> Bill:
     return Bill(x, tuple(x.shape), 2.0 * x.numel() * taps.shape[0], (x, taps), tail.numel())
 
 
-def _sinkhorn(logits: Tensor, *, iterations: int = 20, **_: Any) -> Bill:
+def _sinkhorn(logits: Tensor, *, iterations: int = 20, **_: object) -> Bill:
     """Rows and columns, each a log-sum and a difference; the backward pass starts again from the logits."""
     return Bill(logits, tuple(logits.shape), logits.numel() * (10.0 * iterations + 1), (logits,))
 
 
 def _window_attend(
-    q: Tensor, k: Tensor, v: Tensor, *, window: int, mode: str = "sliding", causal: bool = True, **_: Any
+    q: Tensor, k: Tensor, v: Tensor, *, window: int, mode: str = "sliding", causal: bool = True, **_: object
 ) -> Bill:
     """The pairs that see each other: 4 e each, and 7 for scale, mask and softmax."""
     pairs = window_pairs(q.shape[2], k.shape[2], window, mode, causal)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,17 +42,27 @@ class Row:
         """The verdict."""
         return self.error <= self.bound if self.equal else self.error >= self.bound
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Plain values, the verdict among them."""
         return {**asdict(self), "passed": self.passed}
 
 
-def _same(part: str, what: str, subject: Subject, dtype: torch.dtype, gap: float, **more: Any) -> Row:
-    return Row(part, what, subject.name, _short(dtype), gap, ALLOWED[dtype], True, **more)
+def _same(
+    part: str,
+    what: str,
+    subject: Subject,
+    dtype: torch.dtype,
+    gap: float,
+    window: int | None = None,
+    quantity: str | None = None,
+) -> Row:
+    return Row(part, what, subject.name, _short(dtype), gap, ALLOWED[dtype], True, window, quantity)
 
 
-def _differs(part: str, what: str, subject: Subject, gap: float, **more: Any) -> Row:
-    return Row(part, what, subject.name, "float64", gap, DIFFERENT, False, **more)
+def _differs(
+    part: str, what: str, subject: Subject, gap: float, window: int | None = None, quantity: str | None = None
+) -> Row:
+    return Row(part, what, subject.name, "float64", gap, DIFFERENT, False, window, quantity)
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ def trained_subjects(
     *,
     steps: int = 60,
     corpus: str = "pydoc",
-    on_event: Callable[[dict[str, Any]], None] | None = None,
+    on_event: Callable[[dict[str, object]], None] | None = None,
 ) -> list[Subject]:
     """Train one small model for each design, with the library's own loop, in a directory that is deleted."""
     from residua.lab.train import TrainConfig, train

@@ -20,6 +20,9 @@ PARTS = {
 }
 NAMES = list(PARTS)
 
+Json = dict[str, Any]
+"""Plain values, as the report holds them."""
+
 CONDITIONS = (
     "the stack is given: no read has had a part in making it",
     "W_Q, W_K and W_V are shared over depth",
@@ -29,9 +32,9 @@ CONDITIONS = (
 )
 
 
-def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | None = None) -> dict[str, Any]:
+def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | None = None) -> Json:
     """Run every check on every subject."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     for subject in subjects:
         if on_event is not None:
             on_event(subject.name)
@@ -55,9 +58,9 @@ def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | No
     }
 
 
-def summary(report: dict[str, Any]) -> list[dict[str, Any]]:
+def summary(report: Json) -> list[Json]:
     """One row per statement and type: the worst of all models, windows and quantities."""
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str], list[Json]] = {}
     for row in sorted(report["rows"], key=lambda row: NAMES.index(row["part"])):
         groups.setdefault((row["part"], row["what"], row["dtype"]), []).append(row)
     return [
@@ -75,7 +78,7 @@ def summary(report: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def cells(row: dict[str, Any]) -> tuple[str, ...]:
+def cells(row: Json) -> tuple[str, ...]:
     """A row of the summary as text."""
     sign = "<=" if row["equal"] else ">="
     return (
@@ -87,7 +90,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
 TITLES = ("part", "statement", "type", "error", "must be", "cases", "")
 
 
-def as_markdown(report: dict[str, Any]) -> str:
+def as_markdown(report: Json) -> str:
     """The summary as a table, and what would settle it as a list."""
     lines = ["| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in summary(report)]
