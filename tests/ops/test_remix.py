@@ -1,5 +1,6 @@
 """remix is out_m = sum_s weights[s, m] H_s: parallel streams recombined."""
 
+import pytest
 import torch
 
 from residua import ops
@@ -9,11 +10,13 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_remix_hand_values():
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_remix_hand_values(backend):
     # A_r' H of Hyper-Connections: H = [[1, 2], [3, 4]], A_r = [[1, .5], [0, 1]] sends half of stream 0 to stream 1
     H = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]], dtype=torch.float64)
     weights = torch.tensor([[[[1.0, 0.5], [0.0, 1.0]]]], dtype=torch.float64)
-    assert ops.remix(weights, H)[0, 0].tolist() == [[1.0, 2.0], [3.5, 5.0]]
+    with ops.backend(backend):
+        assert ops.remix(weights, H)[0, 0].tolist() == [[1.0, 2.0], [3.5, 5.0]]
 
 
 def test_remix_equals_its_loop():
