@@ -1,0 +1,41 @@
+"""A lane reaches the projection of its name, whether q, k and v have one each or share a fused one.
+
+What attention is tells them apart without a look at its weights. The first token sees itself alone: its value changes
+its own answer, its key those of later tokens only, and its query none.
+"""
+
+import pytest
+import torch
+
+from residua.hf.anatomy import ANATOMY
+from tests.hf.models import WIDTH, converted, ids
+
+
+@pytest.mark.parametrize("architecture", ANATOMY)
+def test_lane_reaches_its_own_projection(architecture):
+    model = converted(architecture, "mudd", moved=True)
+    anatomy = ANATOMY[architecture]
+    layer = getattr(model.base_model, anatomy.layers)[1]  # the first block of this design has one lane
+    attention = getattr(layer, anatomy.parts[0].sublayer)
+    changed, answers = None, []
+
+    def change(module, args, kwargs):
+        place = "hidden_states" if "hidden_states" in kwargs else None
+        x = kwargs[place] if place else args[0]
+        assert x.shape[-1] == 3 * WIDTH
+        if changed is not None:
+            x = x.clone()
+            x[:, 0, changed * WIDTH : (changed + 1) * WIDTH] += torch.linspace(-3, 3, WIDTH)
+        return (args, kwargs | {place: x}) if place else ((x, *args[1:]), kwargs)
+
+    attention.register_forward_pre_hook(change, with_kwargs=True)
+    attention.register_forward_hook(lambda module, args, output: answers.append(output[0]))
+    with torch.no_grad():
+        for changed in (None, 0, 1, 2):
+            model(ids())
+    plain, *others = answers
+    first, later = zip(*(((y - plain)[:, :1].abs().max(), (y - plain)[:, 1:].abs().max()) for y in others), strict=True)
+    moved = [(one > 1e-4, two > 1e-4) for one, two in zip(first, later, strict=True)]
+    assert moved[0] == (False, False), "the query of the first token changed an answer"
+    assert moved[1] == (False, True), "the key of the first token changed its own answer, or none"
+    assert moved[2][0], "the value of the first token did not change its answer"
