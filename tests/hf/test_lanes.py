@@ -17,9 +17,10 @@ def test_lane_reaches_its_own_projection(architecture):
     anatomy = ANATOMY[architecture]
     layer = getattr(model.base_model, anatomy.layers)[1]  # the first block of this design has one lane
     attention = getattr(layer, anatomy.parts[0].sublayer)
-    changed, answers = None, []
+    turns, answers = iter((None, 0, 1, 2)), []
 
     def change(module, args, kwargs):
+        changed = next(turns)
         place = "hidden_states" if "hidden_states" in kwargs else None
         x = kwargs[place] if place else args[0]
         assert x.shape[-1] == 3 * WIDTH
@@ -31,7 +32,7 @@ def test_lane_reaches_its_own_projection(architecture):
     attention.register_forward_pre_hook(change, with_kwargs=True)
     attention.register_forward_hook(lambda module, args, output: answers.append(output[0]))
     with torch.no_grad():
-        for changed in (None, 0, 1, 2):
+        for _ in range(4):
             model(ids())
     plain, *others = answers
     first, later = zip(*(((y - plain)[:, :1].abs().max(), (y - plain)[:, 1:].abs().max()) for y in others), strict=True)

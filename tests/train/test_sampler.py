@@ -45,6 +45,17 @@ def test_sampler_takes_every_window_once_a_pass():
     assert len(set(passes)) > 3  # windows are cut elsewhere in every pass
 
 
+def test_sampler_goes_through_the_windows_in_another_order_with_every_seed_and_pass():
+    """Whatever the offset: two seeds that shared an order would share their luck."""
+    orders = set()
+    for seed in (3, 4):
+        sampler = Sampler(toy_config(context=10, seed=seed), COUNTING)
+        for turn in range(2):
+            starts = sampler.starts(turn * 99, 99)
+            orders.add(tuple((start - min(starts)) // 10 for start in starts))
+    assert len(orders) == 4
+
+
 def test_sampler_targets_are_the_next_tokens():
     for batch in Sampler(toy_config(context=10), COUNTING).batches(7):
         assert (batch.targets == batch.inputs + 1).all()  # in this corpus token i is i
