@@ -158,7 +158,7 @@ def example(name: str) -> str:
 def map_table() -> str:
     """The table of `residua designs --map`."""
     from residua.cli.designs import MAP, _cell
-    from residua.lab.map import entries
+    from residua.lab.taxonomy import entries
 
     rows = [
         tuple(f"<code>{one.design}</code>" if key == "design" else html.escape(_cell(getattr(one, key))) for key in MAP)
@@ -169,14 +169,14 @@ def map_table() -> str:
 
 def map_exceptions() -> str:
     """The designs that are no such read, or only just, and why."""
-    from residua.lab.map import entries
+    from residua.lab.taxonomy import entries
 
     return "\n".join(f"- `{one.design}`: {one.why}." for one in entries() if one.why)
 
 
 def map_picture() -> str:
     """The grid of the two axes."""
-    from residua.lab.map import variants
+    from residua.lab.taxonomy import variants
     from residua.lab.plots.grid import grid
 
     found = variants()

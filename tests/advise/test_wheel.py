@@ -16,12 +16,12 @@ import json, sys
 import residua
 from residua.lab.advise.evidence import cited, measured, result_files, results_folder, solved
 from residua.lab.advise.literature import published
-from residua.lab.bench import gate
+from residua.lab.bench import record
 from residua.lab.checkout import checkout
 folder = results_folder()
 assert checkout() is None
 try:
-    gate.check(["attend"])
+    record.check(["attend"])
 except ValueError as error:
     refused = str(error)
 print(json.dumps({

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from residua.lab.bench import gate, record
+from residua.lab.bench import record
 
 pytestmark = pytest.mark.slow  # processes of their own, whose allocator is set at their start
 
@@ -74,11 +74,11 @@ def test_gate_refuses_a_red_or_untested_op(tmp_path):
     folder.mkdir(parents=True)
     (folder / "test_good.py").write_text("def test_holds():\n    assert True\n")
     (folder / "test_bad.py").write_text("def test_breaks():\n    assert False\n")
-    assert gate.check(["good"], tmp_path) == ["tests/ops/test_good.py"]
+    assert record.check(["good"], tmp_path) == ["tests/ops/test_good.py"]
     with pytest.raises(ValueError, match="test_breaks"):
-        gate.check(["good", "bad"], tmp_path)
+        record.check(["good", "bad"], tmp_path)
     with pytest.raises(ValueError, match="no tests of missing in"):
-        gate.check(["missing"], tmp_path)
+        record.check(["missing"], tmp_path)
 
 
 def test_record_of_another_format_is_refused(tmp_path):

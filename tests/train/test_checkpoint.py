@@ -107,7 +107,7 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, file, harm)
     assert str(path) in str(caught.value)
     found, damaged = checkpoints.newest(tmp_path)
     assert same(found, example(4))
-    assert [bad.path for bad in damaged] == [path]
+    assert list(damaged) == [path]
     checkpoints.set_aside(damaged)
     assert checkpoints.steps(tmp_path) == [4]
     assert same(checkpoints.load(checkpoints.save(tmp_path, example(8))), example(8))  # its place is free
@@ -121,7 +121,7 @@ def test_checkpoints_all_damaged_are_an_error_that_names_each(tmp_path):
 
 
 def test_no_checkpoint_is_no_error(tmp_path):
-    assert checkpoints.newest(tmp_path / "none") == (None, [])
+    assert checkpoints.newest(tmp_path / "none") == (None, {})
 
 
 def test_history_is_bounded_and_leftovers_go(tmp_path):

@@ -57,10 +57,10 @@ def command(
         raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{kind}.json")
     if kind in ("profile", "model", "decode") and len(depth) > 1:
         raise ValueError(f"residua bench {kind} takes one --depth, not {len(depth)}")
-    from residua.lab.bench import gate, regime
+    from residua.lab.bench import record, regime
 
     if out is not None:
-        gate.tested_root()  # before minutes of measuring, not after
+        record.tested_root()  # before minutes of measuring, not after
     if not as_is:
         regime.enter(regime.KEEP_PAGES, threads)
     import torch
@@ -85,8 +85,6 @@ def command(
     typer.echo(f"measuring {kind}{with_designs}", err=True)
     measured = {kind: run[kind]()}
     if out is not None:
-        from residua.lab.bench import record
-
         subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
         record.write(out, measured, command=typed(), regime=regime.describe(threads, cores), subjects=sorted(subjects))
     if as_json:

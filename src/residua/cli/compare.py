@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from residua.lab.common.files import Listener
     from residua.lab.compare import ComparePlan
-    from residua.lab.compare.run import Listener
 
 
 def command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,8 @@ MAP = {
 
 
 def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) -> None:
-    """The table of `residua.lab.map`, and its picture."""
-    from residua.lab.map import entries, variants
+    """The table of `residua.lab.taxonomy`, and its picture."""
+    from residua.lab.taxonomy import entries, variants
 
     found = entries(None if name is None else [name])
     if picture is not None:
@@ -75,7 +76,7 @@ def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) 
             " ".join(map(str, save({"map": lambda: grid(variants() if name is None else found)}, picture))), err=True
         )
     if as_json:
-        typer.echo(json.dumps([one.to_json() for one in found], indent=2))
+        typer.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     rows = [{key: _cell(getattr(one, key)) for key in MAP} for one in found]
     notes = [f"{one.design}: {one.why}." for one in found if one.why]

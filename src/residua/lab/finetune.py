@@ -18,13 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from residua.hf.storage import check_weights, load_config
-from residua.lab.common.files import Values
+from residua.lab.common.files import Listener, Values
 from residua.lab.train import Result, train
 from residua.lab.train.diverge import Diverged, explain_parameters, finite
 from residua.lab.train.folder import Resume
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of
-from residua.lab.train.run import Listener
 from residua.lab.train.sampler import Batch, Tokens
 from residua.lab.train.subject import Subject
 from residua.spec import parse, render

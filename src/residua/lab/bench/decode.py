@@ -10,10 +10,8 @@ import torch
 
 from residua import ops
 from residua.lab.bench import forms
-from residua.lab.bench.timing import Form, Measured, interleave
+from residua.lab.bench.timing import STANDARD, Form, Measured, interleave
 from residua.model import Cache, ModelConfig, Transformer
-
-STANDARD = "standard"
 
 VOCABULARY = 32_000
 """Llama's: the head is a fifth of what a token streams through a small model."""

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from residua.lab.bench.regime import RETURN_PAGES, environment
-from residua.lab.bench.timing import Measured, exponent
-
-STANDARD = "standard"
+from residua.lab.bench.timing import STANDARD, Measured, exponent
 
 SHALLOW = 4
 """Blocks of the first model: enough for a design that groups sublayers."""

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from residua.lab.bench import stack
-from residua.lab.bench.timing import Form, Measured, Ratio, interleave
+from residua.lab.bench.timing import STANDARD, Form, Measured, Ratio, interleave
 from residua.model import ModelConfig, Transformer, token_loss
 
-STANDARD = "standard"
 RESOLUTION = 0.02
 """A step is called resolved while `standard` against itself stays within this."""
 

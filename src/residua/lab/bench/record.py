@@ -1,23 +1,27 @@
-"""A results file: what was measured, under which regime, by which command, behind which green tests."""
+"""A results file: what was measured, under which regime, by which command, behind which green tests.
+
+No results from a red op: the tests of what was measured run first, and a failure keeps the file unwritten.
+"""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from residua.lab.bench import gate
 from residua.lab.bench.timing import Measured
-from residua.lab.common.files import write_json
+from residua.lab.checkout import checkout
+from residua.lab.common.files import write_text
 
 FORMAT = 1
 
 
 def write(path: Path, measured: Measured, *, command: str, regime: Measured, subjects: Iterable[str]) -> None:
     """Check the gate, then write the file whole or not at all."""
-    tests = gate.check(subjects)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"format": FORMAT, "command": command, "regime": regime, "tests": tests, **measured})
+    found = {"format": FORMAT, "command": command, "regime": regime, "tests": check(subjects), **measured}
+    write_text(path, json.dumps(found, indent=2) + "\n")
 
 
 def read(path: Path) -> Measured:
@@ -26,3 +30,30 @@ def read(path: Path) -> Measured:
     if found.get("format") != FORMAT:
         raise ValueError(f"{path} has format {found.get('format')}; this version reads {FORMAT}. Measure again")
     return found
+
+
+def tested_root() -> Path:
+    """The checkout whose tests guard a results file; an installed package has none, and refuses."""
+    root = checkout()
+    if root is None:
+        raise ValueError(
+            "--out writes a file only after the tests of what was measured have passed, and an installed residua has "
+            "no tests: measure from a checkout (pip install -e .), or leave out --out to see the figures only"
+        )
+    return root
+
+
+def check(subjects: Iterable[str], root: Path | None = None) -> list[str]:
+    """Run tests/ops/test_<subject>*.py for every subject; the files that ran. Raises where one fails or none is."""
+    root = tested_root() if root is None else root
+    found = {subject: sorted((root / "tests" / "ops").glob(f"test_{subject}*.py")) for subject in subjects}
+    untested = [subject for subject, files in found.items() if not files]
+    if untested:
+        raise ValueError(f"no tests of {', '.join(untested)} in {root / 'tests'}, so no results are written")
+    files = sorted({file for each in found.values() for file in each})
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files)]
+    ran = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if ran.returncode:
+        last = next((line for line in reversed(ran.stdout.splitlines()) if line.startswith("FAILED")), "")
+        raise ValueError(f"the tests of {', '.join(found)} fail, so no results are written. {last}".strip())
+    return [str(file.relative_to(root)) for file in files]

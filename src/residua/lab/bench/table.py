@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC
 from residua.lab.bench.timing import Measured, Ratio
+from residua.lab.common.tables import print_table
 
 
 class Sheet(NamedTuple):
@@ -33,19 +34,7 @@ def markdown(sheet: Sheet) -> str:
 
 def show(sheet: Sheet) -> None:
     """The table on the terminal."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=sheet.title, title_justify="left", title_style="")
-    for place, column in enumerate(sheet.columns):
-        table.add_column(column, justify="right" if place else "left")
-    for row in sheet.rows:
-        table.add_row(*row)
-    console = Console(markup=False, highlight=False)
-    console.print(table)
-    for note in sheet.notes:
-        console.print(note)
+    print_table(sheet.columns, sheet.rows, sheet.notes, title=sheet.title)
 
 
 def ratio(found: Measured | None) -> str:

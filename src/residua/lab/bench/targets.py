@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from residua.lab.bench import record
-from residua.lab.bench.cases import PUBLIC
+from residua.lab.bench.cases import PUBLIC, parse_shape
 from residua.lab.bench.table import Sheet
 from residua.lab.bench.timing import Measured
 
@@ -29,12 +31,8 @@ class Target(NamedTuple):
         return found >= self.bar if self.at_least else found <= self.bar
 
 
-class NotMeasured(Exception):
-    """The files do not hold the quantity."""
-
-
 class NotResolved(Exception):
-    """They hold one that its control does not resolve."""
+    """The files hold a quantity that its control does not resolve."""
 
 
 def gathered(folder: Path) -> Measured:
@@ -58,7 +56,7 @@ def judged(files: Files) -> Sheet:
         row = [target.what, f"{sign} {target.bar:g}{target.unit}"]
         try:
             found = target.find(files)
-        except (NotMeasured, KeyError):
+        except KeyError:
             rows.append([*row, "-", "not measured"])
             continue
         except NotResolved:
@@ -79,11 +77,9 @@ def targets() -> Iterator[Target]:
         yield Target(f"one read f+b, bfloat16, n=24, {shape}", 40, True, _read(shape, 24, "bfloat16"))
     for phase, bar in (("forward", 60.0), ("backward", 75.0)):
         yield Target(f"{phase} of a plain read's bandwidth, 4096x512, n=24", bar, True, _bandwidth(phase), " %")
-    yield Target(
-        "all reads of 48 blocks, full", 50, True, lambda files: files["stack"]["rows"][-1]["ratios"]["delta"]["value"]
-    )
-    yield Target("their growth with depth", 1.6, False, lambda files: files["stack"]["growth"]["delta"], "")
-    yield Target("growth at blocks=4", 1.05, False, lambda files: files["stack"]["growth"]["delta:blocks=4"], "")
+    yield Target("all reads of 48 blocks, full", 50, True, _at("stack", "rows", -1, "ratios", "delta", "value"))
+    yield Target("their growth with depth", 1.6, False, _at("stack", "growth", "delta"), "")
+    yield Target("growth at blocks=4", 1.05, False, _at("stack", "growth", "delta:blocks=4"), "")
     for design, bar, alone in (("attnres:blocks=4", 1.05, 1.04), ("delta:blocks=4", 1.05, 1.04), ("delta", 1.15, 1.08),
                                ("ddl", 1.10, None), ("ddl:channels=4", 1.25, None)):  # fmt: skip
         yield Target(f"training step, {design}, less the control", bar, False, _step(design))
@@ -91,62 +87,61 @@ def targets() -> Iterator[Target]:
             yield Target(f"its machinery, {design}, where no step is resolved", alone, False, _machinery(design))
     for design, bar in (("attnres:blocks=4", 1.10), ("delta:blocks=4", 1.10), ("delta", 1.20)):
         yield Target(f"peak memory at 48 blocks, {design}", bar, False, _memory(design))
-        yield Target(f"its growth, {design}", 1.05, False, _memory_growth(design), "")
-    yield Target("window 128 at 8192 tokens, forward, over masked SDPA", 25, True, _window("forward"))
-    yield Target("window 128 at 8192 tokens, f+b", 8, True, _window("both"))
+        yield Target(f"its growth, {design}", 1.05, False, _at("memory", "growth", design), "")
+    for phase, label, bar in (("forward", "forward, over masked SDPA", 25), ("both", "f+b", 8)):
+        window = _op("window_attend", phase, "ratios", PUBLIC, tokens=8192, window=128)
+        yield Target(f"window 128 at 8192 tokens, {label}", bar, True, _resolved(window))
     for phase in ("forward", "both"):
-        yield Target(f"growth of the window with tokens, {phase}", 1.05, False, _window_growth(phase), "")
-    yield Target(
-        "ring decode after 32k tokens over 1k", 1.1, False,
-        lambda files: files["decode"]["ring"]["over_shortest"]["32768"]["value"],
-    )  # fmt: skip
-    yield Target("a read at decode", 60, False, lambda files: files["decode"]["read"]["microseconds"]["residua"], " us")
+        grown = _at("ops", "growth", "window_attend float32", 1, phase)
+        yield Target(f"growth of the window with tokens, {phase}", 1.05, False, grown, "")
+    ring = _at("decode", "ring", "over_shortest", "32768", "value")
+    yield Target("ring decode after 32k tokens over 1k", 1.1, False, ring)
+    yield Target("a read at decode", 60, False, _at("decode", "read", "microseconds", "residua"), " us")
     yield Target(
         "decode of a converted Llama, delta:blocks=4, speed over the base", 0.95, True,
         lambda files: 1 / files["decode"]["converted"]["over_base"]["delta:blocks=4"]["value"],
     )  # fmt: skip
 
 
-def _op(files: Files, **asked: object) -> Measured:
-    for row in files["ops"]["rows"]:
-        if all(row.get(key) == value for key, value in asked.items()):
-            return row
-    raise NotMeasured
+def _at(*keys: str | int) -> Callable[[Files], float]:
+    """The number under these keys."""
+
+    def find(files: Any) -> float:
+        return reduce(getitem, keys, files)
+
+    return find
 
 
-def _sides(shape: str) -> dict[str, int]:
-    tokens, width = map(int, shape.split("x"))
-    return {"tokens": tokens, "width": width}
+def _op(op: str, *keys: str, **asked: object) -> Callable[[Files], Any]:
+    """What lies under these keys in the row of an op."""
+
+    def find(files: Files) -> Any:
+        for row in files["ops"]["rows"]:
+            if row["op"] == op and all(row.get(key) == value for key, value in asked.items()):
+                return reduce(getitem, keys, row)
+        raise KeyError(op)
+
+    return find
+
+
+def _resolved(find: Callable[[Files], Measured]) -> Callable[[Files], float]:
+    def resolved(files: Files) -> float:
+        ratio = find(files)
+        if not ratio["resolved"]:
+            raise NotResolved
+        return float(ratio["value"])
+
+    return resolved
 
 
 def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Files], float]:
-    return lambda files: _resolved(_op(files, op="attend", n=n, dtype=dtype, **_sides(shape))["both"]["ratios"][PUBLIC])
-
-
-def _resolved(ratio: Measured) -> float:
-    if not ratio["resolved"]:
-        raise NotResolved
-    return float(ratio["value"])
+    tokens, width = parse_shape(shape)
+    return _resolved(_op("attend", "both", "ratios", PUBLIC, n=n, dtype=dtype, tokens=tokens, width=width))
 
 
 def _bandwidth(phase: str) -> Callable[[Files], float]:
-    def find(files: Files) -> float:
-        row = _op(files, op="attend", n=24, dtype="float32", **_sides("4096x512"))
-        return 100 * row["bandwidth"][f"{phase}_share"]
-
-    return find
-
-
-def _step(design: str) -> Callable[[Files], float]:
-    """A ratio passes if it would with the control's half-width taken off; an unresolved one is no measurement."""
-
-    def find(files: Files) -> float:
-        found = files["model"]
-        if not found["resolved"]:
-            raise NotMeasured
-        return found["ratios"][design]["value"] - found["ratios"][design]["control"]
-
-    return find
+    share = _op("attend", "bandwidth", f"{phase}_share", n=24, dtype="float32", tokens=4096, width=512)
+    return lambda files: 100 * share(files)
 
 
 def _machinery(design: str) -> Callable[[Files], float]:
@@ -157,13 +152,13 @@ def _memory(design: str) -> Callable[[Files], float]:
     return lambda files: files["memory"]["ratios"][design][files["memory"]["depths"].index(48)]
 
 
-def _memory_growth(design: str) -> Callable[[Files], float]:
-    return lambda files: files["memory"]["growth"][design]
+def _step(design: str) -> Callable[[Files], float]:
+    """A ratio passes if it would with the control's half-width taken off; an unresolved one is no measurement."""
 
+    def find(files: Files) -> float:
+        found = files["model"]
+        if not found["resolved"]:
+            raise KeyError(design)
+        return found["ratios"][design]["value"] - found["ratios"][design]["control"]
 
-def _window(phase: str) -> Callable[[Files], float]:
-    return lambda files: _resolved(_op(files, op="window_attend", tokens=8192, window=128)[phase]["ratios"][PUBLIC])
-
-
-def _window_growth(phase: str) -> Callable[[Files], float]:
-    return lambda files: files["ops"]["growth"]["window_attend float32"][1][phase]
+    return find

@@ -11,14 +11,18 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
-from typing import Any
+from statistics import linear_regression, median
+
+from residua.lab.common.files import Values
 
 Form = Callable[[], object]
 """What is timed."""
 
-Measured = dict[str, Any]
+Measured = Values
 """Plain values, as a results file holds them."""
+
+STANDARD = "standard"
+"""The design that others are measured against."""
 
 CONTROL = "control"
 """The label of the second timing of the form that is its own control."""
@@ -126,7 +130,4 @@ def _median_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     """p of cost ~ size^p, by least squares on logarithms."""
-    x, y = [math.log(size) for size in sizes], [math.log(cost) for cost in costs]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    spread = sum((a - mean_x) ** 2 for a in x)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    return linear_regression([math.log(size) for size in sizes], [math.log(cost) for cost in costs]).slope

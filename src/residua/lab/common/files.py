@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ Record = Mapping[str, Any]
 """A JSON object as it is read: plain values by name."""
 Values = dict[str, Any]
 """A JSON object that is being made."""
+Listener = Callable[[Record], None]
+"""Takes what happens: objects with a `kind`."""
 
-FAULT = "RESIDUA_FAULT_BYTES"
 CHUNK = 1 << 20
 
 _FULL = {
@@ -104,6 +105,29 @@ def read_json(path: Path) -> Values:
     return value
 
 
+def json_digest(value: object) -> str:
+    """SHA-256 of plain values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def safetensors_header(arrays: Mapping[str, tuple[str, Sequence[int], int]], metadata: Record | None = None) -> bytes:
+    """How a safetensors file begins, for arrays by name that follow in this order: type, shape and bytes of each."""
+    described: Values = {} if metadata is None else {"__metadata__": metadata}
+    end = 0
+    for name, (dtype, shape, size) in arrays.items():
+        start, end = end, end + size
+        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder last."""
     if os.name == "nt":  # a folder cannot be opened there, and renames are journaled
@@ -117,7 +141,7 @@ def sync_folder(folder: Path) -> None:
 
 def _write(handle: int, piece: memoryview, fault: bool) -> None:
     global _counted
-    limit = int(os.environ.get(FAULT, "-1")) if fault else -1
+    limit = int(os.environ.get("RESIDUA_FAULT_BYTES", "-1")) if fault else -1
     if 0 <= limit - _counted <= len(piece):
         piece = piece[: limit - _counted]
     while len(piece):

@@ -75,6 +75,7 @@ def print_table(
     *,
     left: Sequence[str] = (),
     width: int = 220,
+    title: str | None = None,
 ) -> None:
     """Print a table to `terminal(width)`.
 
@@ -85,10 +86,10 @@ def print_table(
     from rich.table import Table
 
     console = terminal(width)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in titles:
-        aligned = title in (left or titles[:1])
-        table.add_column(title, justify="left" if aligned else "right", overflow="fold")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="")
+    for column in titles:
+        aligned = column in (left or titles[:1])
+        table.add_column(column, justify="left" if aligned else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     console.print(table)

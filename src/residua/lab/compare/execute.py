@@ -12,16 +12,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from residua.lab.common.files import Record, Values, read_json, write_json
+from residua.lab.common.files import Listener, Values, read_json, write_json
 from residua.lab.compare.outcome import RESULT, divergence, is_done
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
-
-Listener = Callable[[Record], None]
 
 
 class RunFailed(ValueError):

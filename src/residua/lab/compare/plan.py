@@ -28,8 +28,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from residua.lab.common.digests import json_digest
-from residua.lab.common.files import Record, Values
+from residua.lab.common.files import Record, Values, json_digest
 from residua.lab.compare.match import matched_mlp_width
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from residua.lab.common.files import Record, write_json, write_text
+from residua.lab.common.files import Listener, write_json, write_text
 from residua.lab.compare.execute import claim, execute
 from residua.lab.compare.plan import ComparePlan
 from residua.lab.compare.results import Results, collect, reported
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_csv, to_markdown
-
-Listener = Callable[[Record], None]
 
 
 def compare(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-from residua.lab.common.digests import file_digest
+from residua.lab.common.files import file_digest
 from residua.lab.data.source import DataError, Source, Tally
 
 LICENCE = "not stated: the text is the user's own files"

@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from jaxtyping import Int, UInt32, UInt64
 
+from residua.lab.data.source import in_batches
+
 SHINGLE = 12
 BANDS, ROWS = 20, 3
 ALIKE = 0.4
@@ -49,7 +51,8 @@ def signatures(documents: Sequence[bytes]) -> UInt32[np.ndarray, "documents sign
     """The MinHash signatures of every document."""
     seeds = np.random.default_rng(0).integers(1 << 32, size=BANDS * ROWS, dtype=np.uint32)
     found = [np.empty((0, len(seeds)), dtype=np.uint32)]
-    for batch in _batches(documents):
+    texts = (document.translate(_LOWER, _WHITE).ljust(SHINGLE, b"\0") for document in documents)
+    for batch in in_batches(texts, _BATCH):
         lengths = np.array([len(text) for text in batch])
         hashes = _windows(np.frombuffer(b"".join(batch), dtype=np.uint8))
         inside = np.ones(len(hashes), dtype=bool)
@@ -59,20 +62,6 @@ def signatures(documents: Sequence[bytes]) -> UInt32[np.ndarray, "documents sign
         starts = np.concatenate(([0], np.cumsum(lengths - SHINGLE + 1)[:-1]))
         found.append(np.stack([np.minimum.reduceat(hashes ^ seed, starts) for seed in seeds], axis=1))
     return np.concatenate(found)
-
-
-def _batches(documents: Sequence[bytes]) -> Iterator[list[bytes]]:
-    batch: list[bytes] = []
-    size = 0
-    for document in documents:
-        text = document.translate(_LOWER, _WHITE).ljust(SHINGLE, b"\0")
-        if batch and size + len(text) > _BATCH:
-            yield batch
-            batch, size = [], 0
-        batch.append(text)
-        size += len(text)
-    if batch:
-        yield batch
 
 
 def _windows(text: np.ndarray) -> UInt32[np.ndarray, "windows"]:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+Text = TypeVar("Text", str, bytes)
 
 FORMS = {
     "pydoc": ("pydoc", "residua.lab.data.stdlib"),
@@ -68,3 +70,17 @@ def source(name: str) -> Source:
 def refuse(message: str, cause: BaseException | None = None) -> NoReturn:
     """Raise `DataError` with its message on one line."""
     raise DataError(" ".join(message.split())) from cause
+
+
+def in_batches(texts: Iterable[Text], size: int) -> Iterator[list[Text]]:
+    """The texts in order, in lists that end with the first text that makes them longer than `size`."""
+    batch: list[Text] = []
+    held = 0
+    for text in texts:
+        batch.append(text)
+        held += len(text)
+        if held > size:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch

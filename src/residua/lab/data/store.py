@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from residua.lab.common.files import Record, Values, replace_file
+from residua.lab.common.files import Record, Values, replace_file, safetensors_header
 
 _CODES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
@@ -62,13 +62,15 @@ def fetch(
 
 def save(path: Path, record: Record, arrays: Mapping[str, np.ndarray]) -> None:
     """Write the file, or raise and leave what was there."""
-    header = _header(record, arrays)
+    text = json.dumps(record, sort_keys=True)
+    named = {name: (_NAMES[array.dtype], [array.size], array.nbytes) for name, array in arrays.items()}
+    header = safetensors_header(named, {"record": text, "sha256": _checksum(text, arrays)})
     parts = (np.ascontiguousarray(array).view(np.uint8).data for array in arrays.values())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
         scratch = path.with_name(f".{path.name}.{uuid4().hex}.part")
-        replace_file(path, chain([struct.pack("<Q", len(header)) + header], parts), scratch)
+        replace_file(path, chain([header], parts), scratch)
     except OSError as error:
         raise OSError(
             f"cannot write {path}: {error.strerror or error}; make room there or set RESIDUA_CACHE to another folder"
@@ -97,18 +99,6 @@ def load(path: Path) -> Entry:
     if size != start + sum(array.nbytes for array in arrays.values()):
         raise Corrupted(f"{size} bytes are not the length that was written")
     return Entry(json.loads(text["record"]), arrays)
-
-
-def _header(record: Record, arrays: Mapping[str, np.ndarray]) -> bytes:
-    text = json.dumps(record, sort_keys=True)
-    described: Values = {"__metadata__": {"record": text, "sha256": _checksum(text, arrays)}}
-    first = 0
-    for name, array in arrays.items():
-        span = [first, first + array.nbytes]
-        described[name] = {"dtype": _NAMES[array.dtype], "shape": [array.size], "data_offsets": span}
-        first += array.nbytes
-    packed = json.dumps(described, separators=(",", ":")).encode()
-    return packed + b" " * (-len(packed) % 8)
 
 
 def _described(header: bytes) -> Values:

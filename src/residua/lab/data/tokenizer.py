@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from residua.lab.common.digests import json_digest
-from residua.lab.common.files import Values
-from residua.lab.data.source import DataError
+from residua.lab.common.files import Values, json_digest
+from residua.lab.data.source import DataError, in_batches
 
 SPECIALS = 2
 """end and mask."""
@@ -116,7 +115,7 @@ class Pieces(Tokenizer):
         return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        for batch in _batches(texts):
+        for batch in in_batches(texts, _BATCH):
             for encoding in self._library.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.array(encoding.ids, dtype=np.uint32)
 
@@ -195,8 +194,10 @@ def read_folder(name: str) -> Pieces:
     return Pieces(name, text, end, None if mask == end else mask)
 
 
-def choose(name: str) -> Callable[[Iterable[str], str], Tokenizer]:
+def choose(name: str | Tokenizer) -> Callable[[Iterable[str], str], Tokenizer]:
     """How to get the tokenizer `name` from the train texts of a corpus; a wrong name is an error before any work."""
+    if isinstance(name, Tokenizer):
+        return lambda texts, corpus: name
     if name == Bytes.name:
         return lambda texts, corpus: Bytes()
     if name.startswith("bpe:"):
@@ -216,16 +217,3 @@ def _said(folder: Path) -> Values:
             for role, token in json.loads(path.read_text(encoding="utf-8")).items():
                 found[role] = token.get("content") if isinstance(token, dict) else token
     return found
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += len(text)
-        if size > _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

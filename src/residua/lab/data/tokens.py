@@ -19,8 +19,7 @@ from jaxtyping import UInt
 
 from residua._version import __version__
 from residua.cache import cache_root
-from residua.lab.common.digests import json_digest
-from residua.lab.common.files import Record, Values
+from residua.lab.common.files import Record, Values, json_digest
 from residua.lab.data.corpus import FORMAT, SIDES, Corpus, Texts, read_corpus
 from residua.lab.data.source import DataError, source
 from residua.lab.data.store import Entry, fetch
@@ -70,17 +69,14 @@ def prepare(
     cache      the folder to keep what was made; `residua.cache.cache_root()` if not given
     progress   gets one line at a time; without it, only trouble is told, as a warning
     """
-    say, warn = (progress, progress) if progress else (_silent, _warn)
+    say = progress or (lambda line: None)
+    warn = progress or (lambda line: warnings.warn(line, stacklevel=2))
     root = cache or cache_root()
     where = source(corpus)
-    make = choose(tokenizer) if isinstance(tokenizer, str) else None
+    make = choose(tokenizer)
     texts = read_corpus(where, root, say, warn)
     say(f"corpus {corpus}: {where.origin}; licence: {texts.record['licence']}")
-    if isinstance(tokenizer, str):
-        assert make is not None
-        pieces = _tokenizer(tokenizer, make, texts, root, say, warn)
-    else:
-        pieces = tokenizer
+    pieces = _tokenizer(tokenizer, make, texts, root, say, warn)
     fingerprint = json_digest([texts.content, pieces.hash, FORMAT, _versions(texts, pieces)])
     entry = fetch(root / "tokens" / f"{fingerprint[:32]}.safetensors", lambda: _encode(texts, pieces, say), warn)
     if not entry.record["exact"]:
@@ -98,9 +94,11 @@ def prepare(
     )
 
 
-def _tokenizer(name: str, make: Callable[..., Tokenizer], texts: Corpus, root: Path, say: Say, warn: Say) -> Tokenizer:
+def _tokenizer(
+    name: str | Tokenizer, make: Callable[..., Tokenizer], texts: Corpus, root: Path, say: Say, warn: Say
+) -> Tokenizer:
     """Trained ones are kept under the corpus, the size and the version of the trainer; the others cost nothing."""
-    if not name.startswith("bpe:"):
+    if isinstance(name, Tokenizer) or not name.startswith("bpe:"):
         return make(texts.sides["train"], texts.source.name)
 
     def train() -> tuple[Values, dict[str, np.ndarray]]:
@@ -173,11 +171,3 @@ def _manifest(texts: Corpus, pieces: Tokenizer, entry: Entry, fingerprint: str) 
 
 def _size(texts: Texts) -> int:
     return int(texts.ends[-1])
-
-
-def _silent(line: str) -> None:
-    pass
-
-
-def _warn(line: str) -> None:
-    warnings.warn(line, stacklevel=2)

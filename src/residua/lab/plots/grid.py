@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from residua.lab.map import BOTH, FIXED, KEY, QUERY, STATIC, Entry, mixers
 from residua.lab.plots.frame import empty
 from residua.lab.plots.style import GREY, OKABE_ITO, PALE
+from residua.lab.taxonomy import BOTH, FIXED, KEY, QUERY, STATIC, Entry, mixers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from residua._version import __version__
-from residua.lab.common.files import Record, Values
+from residua.lab.common.files import Listener, Values
 from residua.lab.common.stats import paired, spread
 from residua.lab.tasks.kept import Kept
 from residua.lab.tasks.registry import build
@@ -29,7 +29,6 @@ from residua.lab.train.sampler import Batch, Batches
 from residua.lab.train.subject import OwnModel
 from residua.model import Transformer
 
-Listener = Callable[[Record], None]
 Row = tuple[str, str]
 """A design and its layout."""
 SOLVED = 0.95

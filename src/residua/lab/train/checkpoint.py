@@ -13,15 +13,24 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from residua.lab.common.digests import file_digest, json_digest
-from residua.lab.common.files import DiskFull, Record, Values, read_json, room_for, sync_folder, write_file
+from residua.lab.common.files import (
+    DiskFull,
+    Record,
+    file_digest,
+    json_digest,
+    read_json,
+    room_for,
+    safetensors_header,
+    sync_folder,
+    write_file,
+)
 
 FORMAT = 1
 PARTS = ("model", "optimizer", "rng")
@@ -45,14 +54,6 @@ class Checkpoint:
     """By part, then by name."""
     info: Record
     """Plain values that belong to the state: configuration, seconds spent, the last validation."""
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A checkpoint that was set aside, and why."""
-
-    path: Path
-    reason: str
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -122,30 +123,30 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def newest(folder: Path) -> tuple[Checkpoint | None, list[Damaged]]:
-    """The newest checkpoint that is whole, and the damaged ones that stood before it.
+def newest(folder: Path) -> tuple[Checkpoint | None, dict[Path, str]]:
+    """The newest checkpoint that is whole, and why each of the damaged ones that stood before it is.
 
     If there are some and none is whole, that is an error: starting over is for the user to decide.
     """
-    damaged: list[Damaged] = []
+    damaged: dict[Path, str] = {}
     for step in reversed(steps(folder)):
         path = folder / name(step)
         try:
             return load(path), damaged
         except CheckpointError as error:
-            damaged.append(Damaged(path, str(error).removeprefix(f"{path}: ")))
+            damaged[path] = str(error).removeprefix(f"{path}: ")
     if damaged:
-        listed = "; ".join(f"{bad.path.name}: {bad.reason}" for bad in damaged)
+        listed = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
         raise CheckpointError(f"no usable checkpoint in {folder} ({listed}); delete that folder to start over")
-    return None, []
+    return None, {}
 
 
-def set_aside(damaged: list[Damaged]) -> None:
+def set_aside(damaged: Iterable[Path]) -> None:
     """Rename damaged checkpoints, so that new ones can take their place; of each step only the last is kept."""
-    for bad in damaged:
-        aside = bad.path.with_name(f"damaged-{bad.path.name}")
+    for path in damaged:
+        aside = path.with_name(f"damaged-{path.name}")
         shutil.rmtree(aside, ignore_errors=True)
-        bad.path.rename(aside)
+        path.rename(aside)
 
 
 def tidy(folder: Path, keep: int) -> None:
@@ -169,14 +170,7 @@ def serialized(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """A safetensors file, piece by piece: no second copy of the tensors, and the checksum in the same pass."""
     # largest items first, as the format's own writer does: every tensor is then aligned
     ordered = sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0]))
-    header: Values = {}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little") + text
+    yield safetensors_header({name: (_TYPES[one.dtype], one.shape, one.nbytes) for name, one in ordered})
     for _, tensor in ordered:
         yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 

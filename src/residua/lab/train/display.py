@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-Event = Record
-
 
 class Display:
     """A listener for `train`, used in a `with`. `every`: seconds between plain training lines."""
@@ -35,8 +33,8 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, event: Event) -> None:
-        show: Callable[[Event], None] | None = getattr(self, f"_{event['kind']}", None)
+    def __call__(self, event: Record) -> None:
+        show: Callable[[Record], None] | None = getattr(self, f"_{event['kind']}", None)
         if show is not None:
             show(event)
 
@@ -46,10 +44,10 @@ class Display:
         else:  # one event, one line, however long
             self.console.print(text, soft_wrap=True)
 
-    def _data(self, event: Event) -> None:
+    def _data(self, event: Record) -> None:
         self._say(event["text"])
 
-    def _start(self, event: Event) -> None:
+    def _start(self, event: Record) -> None:
         self._steps = event["steps"]
         begins = "from the start" if event["kind"] == "start" else f"on from step {event['step']}"
         self._say(
@@ -64,13 +62,13 @@ class Display:
 
     _resumed = _start
 
-    def _damaged(self, event: Event) -> None:
+    def _damaged(self, event: Record) -> None:
         self._say(
             f"warning: checkpoint {event['checkpoint']} is damaged ({event['reason']}); "
             f"going on from step {event['step']} instead"
         )
 
-    def _train(self, event: Event) -> None:
+    def _train(self, event: Record) -> None:
         speed = event["time"]["tokens_per_second"]
         if self._bar is not None:
             self._show(event["step"], loss=f"{event['loss']:.3f}", speed=f"{speed:,.0f}")
@@ -81,7 +79,7 @@ class Display:
                 f"lr {event['lr']:.2e}  {speed:,.0f} tokens/s"
             )
 
-    def _valid(self, event: Event) -> None:
+    def _valid(self, event: Record) -> None:
         bits = f"{event['bits_per_byte']:.4f}"
         if self._bar is not None:
             self._show(event["step"], valid=bits + _routing(event))
@@ -91,7 +89,7 @@ class Display:
                 f"perplexity {event['perplexity']:.2f}  bits/byte {bits}  passes {event['passes']:.2f}{_routing(event)}"
             )
 
-    def _saved(self, event: Event) -> None:
+    def _saved(self, event: Record) -> None:
         if self._bar is None:
             self._say(f"step {event['step']}/{self._steps}  saved {event['checkpoint']}")
 
@@ -102,7 +100,7 @@ class Display:
         self._bar.update(self._task, completed=step, numbers=text)
 
 
-def _routing(event: Event) -> str:
+def _routing(event: Record) -> str:
     """What a validation saw of the routing, where the run looks at it."""
     seen = event.get("routing", {}).get("network", {})
     if seen.get("max_weight") is None:

@@ -59,10 +59,6 @@ class Optimizers:
         belongs = group_of(model) if belongs is None else belongs
         for parameter, name in self.names.items():
             groups[belongs[name]].append(parameter)
-        counted = sum(parameter.numel() for group in groups.values() for parameter in group)
-        total = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        if counted != total:
-            raise AssertionError(f"the optimizer groups hold {counted} of {total} parameters")
         self.sizes = {name: sum(parameter.numel() for parameter in group) for name, group in groups.items()}
         """Parameters in each group."""
         described: list[Values] = [

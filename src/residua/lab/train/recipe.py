@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
-from residua.lab.common.digests import json_digest
-from residua.lab.common.files import Record, Values
+from residua.lab.common.files import Record, Values, json_digest
 from residua.spec import parse, render
 
 Plain = bool | int | float | str | None

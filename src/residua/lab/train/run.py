@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from residua.lab.common.files import Record, Values, read_json, write_json
+from residua.lab.common.files import Listener, Record, Values, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.folder import Resume, RunFolder
@@ -20,10 +20,6 @@ from residua.lab.train.sampler import Tokens
 from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
 from residua.model import ModelConfig, Transformer
-
-Listener = Callable[[Record], None]
-"""Takes what happens: objects with a `kind` (data, start, resumed, damaged, train, valid, saved, done) and
-a `step`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +68,8 @@ def train(
     subject:  makes what is trained; by default the model that a `TrainConfig` describes.
     resume:   auto continues a run of the same config; never and must refuse to, and insist.
     track:    tensorboard, trackio, wandb: where else the metrics go.
-    on_event: called with everything that happens.
+    on_event: called with everything that happens: objects with a `kind` (data, start, resumed, damaged, train, valid,
+              saved, done) and a `step`.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole.
@@ -163,8 +160,8 @@ class _Run:
             self.trainer.restore(found)
             self.saved = found.step
         self._announce(resumed=found is not None)
-        for bad in damaged:
-            self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": bad.path.name, "reason": bad.reason})
+        for path, reason in damaged.items():
+            self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
         if found is None:
             self._log(self.trainer.validate())
 

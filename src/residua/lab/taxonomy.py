@@ -7,7 +7,7 @@ A design that is no such read is said to be none, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +53,6 @@ class Entry:
         """Its place on the grid of the two axes."""
         return f"{self.weights} / {'all' if self.window == 'all' else 'window'}" if self.instance else "recurrent"
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
 
 def entries(specs: Sequence[str] | None = None) -> list[Entry]:
     """The map of these designs, of all registered ones by default."""
@@ -81,13 +77,12 @@ def entry(spec: str) -> Entry:
     if not reads:
         return probe.without_a_mixture()
     slots = probe.recurrent()
-    lanes = max(len(case.routing.weights) for case in reads)
     return Entry(
         design=probe.stream.spec,
         sources=probe.stream.mixes,
         weights=probe.weights(reads),
         normalised=_sums(reads),
-        lanes=lanes,
+        lanes=max(len(read.routing.weights) for read in reads),
         window=f"{len(slots)} slot{'s' * (len(slots) > 1)}" if slots else probe.window(),
         injection=probe.injection(reads),
         instance=not slots,
@@ -123,7 +118,7 @@ def mixers() -> list[Mixer]:
     return found
 
 
-class Case(NamedTuple):
+class MixingSite(NamedTuple):
     """A site that reads a mixture."""
 
     state: Any
@@ -137,7 +132,7 @@ class _Probe:
     def __init__(self, spec: str) -> None:
         self.spec = spec
         self.plan = Plan.regular(WIDTH, DEPTH)
-        self.stream: Stream[Any] = build(spec, self.plan).double()
+        self.stream: Stream = build(spec, self.plan).double()
         self.generator = torch.Generator().manual_seed(0)
         self.outputs = [self._random() for _ in self.plan.sites]
         self.embedding = self._random()
@@ -155,32 +150,32 @@ class _Probe:
         """The state before every site, and after the last, with the same sublayer outputs each time."""
         return [step.state for step in walk(self.stream, self.embedding, lambda site, read: self.outputs[site.index])]
 
-    def reads(self) -> list[Case]:
+    def reads(self) -> list[MixingSite]:
         """Every site with a choice of sources, its state and its read taken apart; with one source, if none has two."""
         found = []
         for state, site in zip(self.states(), self.plan.readers, strict=True):
             routing = self.stream.routing(state, site) if self.stream.sources(site) else None
             if routing is not None:
-                found.append(Case(state, site, routing._replace(weights=routing.weights.clone())))
-        return [case for case in found if len(case.routing.values) > 1] or found
+                found.append(MixingSite(state, site, routing._replace(weights=routing.weights.clone())))
+        return [read for read in found if len(read.routing.values) > 1] or found
 
-    def weights(self, reads: Sequence[Case]) -> str:
+    def weights(self, reads: Sequence[MixingSite]) -> str:
         """Move every tensor of a state in turn, and see whose weights follow."""
         own = other = whole = False
-        for case in reads:
-            leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(case.state)}.values()
+        for read in reads:
+            leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(read.state)}.values()
             for moved in leaves:
-                again = self._moved(case, moved)
+                again = self._moved(read, moved)
                 touched = {
                     place
-                    for place, pair in enumerate(zip(case.routing.values, again.values, strict=True))
+                    for place, pair in enumerate(zip(read.routing.values, again.values, strict=True))
                     if _differ(*pair)
                 }
-                newest = len(case.routing.values) - 1 in touched  # it may be the query, and is a source as well
-                for place in _followed(case.routing.weights, again.weights, touched):
+                newest = len(read.routing.values) - 1 in touched  # it may be the query, and is a source as well
+                for place in _followed(read.routing.weights, again.weights, touched):
                     own, other = own or (place in touched and not newest), other or place not in touched
-                whole = whole or (len(leaves) == 1 and _differ(case.routing.weights, again.weights))
-            other = other or self._interact(case)
+                whole = whole or (len(leaves) == 1 and _differ(read.routing.weights, again.weights))
+            other = other or self._interact(read)
         if whole:
             return STATE
         if own or other:
@@ -189,24 +184,24 @@ class _Probe:
         self._stir()
         return STATIC if _differ(before, self.reads()[-1].routing.weights) else FIXED
 
-    def _moved(self, case: Case, *moved: Tensor) -> Routing:
+    def _moved(self, read: MixingSite, *moved: Tensor) -> Routing:
         """The read with some tensors of the state elsewhere, always in the same direction."""
-        leaves, spec = pytree.tree_flatten(case.state)
+        leaves, spec = pytree.tree_flatten(read.state)
         shift = torch.randn(WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
         changed = [leaf + shift if any(leaf is one for one in moved) else leaf for leaf in leaves]
-        routing = self.stream.routing(pytree.tree_unflatten(changed, spec), case.site)
+        routing = self.stream.routing(pytree.tree_unflatten(changed, spec), read.site)
         assert routing is not None
         return routing
 
-    def _interact(self, case: Case) -> bool:
+    def _interact(self, read: MixingSite) -> bool:
         """With two sources there is no third whose weight could follow: if the newest is the query, it changes what a
         move of the other does to their ratio."""
-        values = case.routing.values
-        held = {id(leaf): leaf for leaf in pytree.tree_leaves(case.state)}
-        if len(values) != 2 or len(held) < 2 or not bool((case.routing.weights > 0).all()):
+        values = read.routing.values
+        held = {id(leaf): leaf for leaf in pytree.tree_leaves(read.state)}
+        if len(values) != 2 or len(held) < 2 or not bool((read.routing.weights > 0).all()):
             return False
         older, newer = (
-            next((one for one in held.values() if _differ(value, self._moved(case, one).values[place])), None)
+            next((one for one in held.values() if _differ(value, self._moved(read, one).values[place])), None)
             for place, value in enumerate(values)
         )
         if older is None or newer is None or older is newer:
@@ -214,7 +209,7 @@ class _Probe:
         ratios = [
             (routing.weights[:, 0] / routing.weights[:, 1]).log()
             for routing in (
-                case.routing, self._moved(case, older), self._moved(case, newer), self._moved(case, older, newer)
+                read.routing, self._moved(read, older), self._moved(read, newer), self._moved(read, older, newer)
             )
         ]  # fmt: skip
         return _differ(ratios[3] - ratios[2], ratios[1] - ratios[0])
@@ -235,12 +230,12 @@ class _Probe:
         (only,) = mixed if len(mixed) == 1 else ((),)
         return () if "embed" in only else only
 
-    def injection(self, reads: Sequence[Case]) -> str:
+    def injection(self, reads: Sequence[MixingSite]) -> str:
         """Added to the stream or in its place; and whether the stream itself ever holds the read.
 
         It does if other parameters, with the sublayers' outputs kept, leave another state behind.
         """
-        added = any(isinstance(case.routing.base, Tensor) for case in reads)
+        added = any(isinstance(read.routing.base, Tensor) for read in reads)
         before = self.states()[-1]
         self._stir()
         held = any(map(_differ, pytree.tree_leaves(before), pytree.tree_leaves(self.states()[-1])))
@@ -293,8 +288,8 @@ def _sum_is(weights: Tensor, value: float) -> bool:
     return bool((weights.sum(1) - value).abs().max() < TOLERANCE)
 
 
-def _sums(reads: Sequence[Case]) -> str:
-    every = [(case.routing.weights, len(case.routing.values)) for case in reads]
+def _sums(reads: Sequence[MixingSite]) -> str:
+    every = [(read.routing.weights, len(read.routing.values)) for read in reads]
     if all(_sum_is(weights, 1.0) for weights, _ in every):
         return "to 1"
     if all(_sum_is(weights, count) for weights, count in every):

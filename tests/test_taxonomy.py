@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 import residua
 from residua.cli import app
-from residua.lab.map import BOTH, FIXED, KEY, QUERY, STATE, STATIC, entries, entry, mixers, variants
+from residua.lab.taxonomy import BOTH, FIXED, KEY, QUERY, STATE, STATIC, entries, entry, mixers, variants
 
 TABLE = {
     # design: weights, what they add up to, lanes, window, whether it is such a read
