@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from residua.lab.data.split import validation
+from residua.lab.data.corpus import validation
 
 
 def digests(count):

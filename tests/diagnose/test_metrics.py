@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from residua.lab.diagnose import metrics
+from residua.lab.diagnose.site import SiteRecord
+from residua.plan import Plan
+from residua.stream import Routing
 
 LN2, LN3 = math.log(2), math.log(3)
 
@@ -45,14 +48,23 @@ def test_read_metrics_hand_values(share, largest, entropy, effective, contrast):
     read = one_read(*share)
     assert metrics.max_weight(read).item() == pytest.approx(largest)
     assert metrics.entropy(read).item() == pytest.approx(entropy)
-    assert metrics.normalised_entropy(read).item() == pytest.approx(entropy / LN3)
-    assert metrics.effective_sources(read).item() == pytest.approx(effective)
-    assert metrics.contrast(read).item() == pytest.approx(contrast)
+    found = seen(read)
+    assert found["max_weight"] == pytest.approx(largest)
+    assert found["normalised_entropy"] == pytest.approx(entropy / LN3)
+    assert found["effective_sources"] == pytest.approx(effective)
+    assert found["contrast"] == pytest.approx(contrast)
 
 
-def test_normalised_entropy_of_one_source_is_refused():
-    with pytest.raises(ValueError, match="at least 2 sources"):
-        metrics.normalised_entropy(one_read(1.0))
+def seen(weights):
+    """What a site reports of one read with these weights."""
+    count = weights.shape[1]
+    record = SiteRecord(Plan.regular(2, 1).readers[-1], tuple(map(str, range(count))))
+    record.see_routing(Routing((torch.ones(1, 1, 2),) * count, weights), keep=False, similarity=False)
+    return record.summary()["routing"]
+
+
+def test_one_source_has_no_normalised_entropy():
+    assert seen(one_read(1.0))["normalised_entropy"] is None
 
 
 def test_favourites_count_tokens_per_lane_and_group():
@@ -121,7 +133,7 @@ def test_effective_rank_of_nan_is_nan():
 
 def test_rms_hand_value_in_narrow_types():
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        assert metrics.rms(torch.tensor([3.0, 4.0], dtype=dtype)).item() == pytest.approx(12.5**0.5)
+        assert metrics.mean_square(torch.tensor([3.0, 4.0], dtype=dtype)).item() == pytest.approx(12.5)
 
 
 def test_beta_regimes_and_histogram_hand_values():

@@ -13,7 +13,7 @@ from torch import nn
 import residua
 from residua.lab.diagnose import ablate_sources, record_routing
 from residua.lab.diagnose.record import in_deep_third
-from residua.lab.train.precision import autocast, execution
+from residua.lab.train.subject import autocast, execution
 from residua.model import Cache, Transformer, token_loss
 from residua.runner import Runner
 from residua.testing import Case, assert_close, ids, walk

@@ -12,8 +12,7 @@ from residua import ops
 from residua.cli import app
 from residua.lab import duality
 from residua.lab.duality import checks, reads
-from residua.lab.duality.report import as_markdown, summary
-from residua.lab.duality.review import OBJECTIONS
+from residua.lab.duality.report import OBJECTIONS, as_markdown, summary
 from residua.model import ModelConfig, Transformer
 
 ROOT = Path(__file__).resolve().parents[2]

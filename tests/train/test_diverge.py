@@ -10,8 +10,8 @@ import torch
 import residua
 from residua.lab.train import Diverged, Trainer
 from residua.lab.train import checkpoint as checkpoints
-from residua.lab.train.diverge import explain_gradient, explain_loss, owner
-from residua.lab.train.walk import stream_rms, walk
+from residua.lab.train.diverge import explain_gradient, explain_loss, owner, walk
+from residua.lab.train.subject import stream_rms
 from residua.model import Transformer
 from tests.train.harness import run, toy_config, toy_tokens
 

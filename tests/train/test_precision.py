@@ -7,8 +7,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 import residua
-from residua.lab.train.precision import autocast, execution
-from residua.lab.train.walk import walk
+from residua.lab.train.diverge import walk
+from residua.lab.train.subject import autocast, execution
 from residua.model import Transformer, token_loss
 from residua.runner import Observer, Runner, observed
 from residua.testing import error, specs

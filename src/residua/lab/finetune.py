@@ -95,8 +95,10 @@ class Converted(Subject):
         if used > held:
             raise ValueError(f"tokenizer {config.tokenizer} uses {used} ids and the model has {held}; use its own")
         self.design = design_of(self.model)
-        if config.freeze:
-            self._freeze()
+        if config.freeze and self.design == "base":
+            raise ValueError("freeze leaves nothing to train in a checkpoint that was not converted; name a --design")
+        for name, parameter in self.model.named_parameters() if config.freeze else ():
+            parameter.requires_grad_(is_added(name))
         if config.checkpointed:
             self.model.gradient_checkpointing_enable()
         self.model.train()
@@ -137,16 +139,10 @@ class Converted(Subject):
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
 
-    def _freeze(self) -> None:
-        if self.design == "base":
-            raise ValueError("freeze leaves nothing to train in a checkpoint that was not converted; name a --design")
-        for name, parameter in self.model.named_parameters():
-            parameter.requires_grad_(is_added(name))
-
 
 def design_of(model: Any) -> str:
     """The residual design of a transformers model as a spec string; `base` for one that was not converted."""
-    from residua.lab.diagnose._find import find_stream
+    from residua.lab.diagnose.record import find_stream
 
     return find_stream(model).spec if getattr(model.config, "stream", None) else "base"
 

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from residua.lab.common.files import Record, read_json
 from residua.lab.train import TrainConfig, read_metrics
 
+RESULT = "result.json"
+"""Written when a run has finished."""
 ROUTING = "routing.json"
 """Beside the files of a run: how its reads were routed, where it was looked at."""
+DIVERGED = "diverged.json"
+"""Of a run that broke by its own numbers: step, site and message. It would break again, so it is not run again."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
-DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +68,8 @@ class FinishedRun:
 
     def loss_at(self, seconds: float) -> float:
         """The validation loss when it had used so many processor seconds, on a line between validations."""
-        points = [(line["time"]["cpu_seconds"], line["loss"]) for line in self.validations]
-        before = points[0]
-        for point in points:
-            if point[0] >= seconds:
-                share = 0.0 if point[0] == before[0] else (seconds - before[0]) / (point[0] - before[0])
-                return before[1] + max(0.0, share) * (point[1] - before[1])
-            before = point
-        return points[-1][1]
+        times, losses = zip(*((line["time"]["cpu_seconds"], line["loss"]) for line in self.validations), strict=True)
+        return float(np.interp(seconds, times, losses))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +121,28 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
     return FinishedRun(
         folder=folder,
         seed=seed,
-        result=read_json(folder / "result.json"),
+        result=read_json(folder / RESULT),
         validations=lines["valid"],
         batches=[line.get("batch", "") for line in lines["train"]],
         routing=read_if_there(folder / ROUTING),
         settings=read_if_there(folder / "config.json"),
         manifest=read_if_there(folder / "manifest.json"),
     )
+
+
+def is_done(folder: Path) -> bool:
+    """Whether a run has its result and its routing."""
+    return (folder / RESULT).exists() and (folder / ROUTING).exists()
+
+
+def divergence(folder: Path) -> Record | None:
+    """Where and why a run broke: its `step`, `site` and `message`."""
+    return read_if_there(folder / DIVERGED)
+
+
+def final_loss(folder: Path) -> float:
+    """The validation loss of a run that ended; infinite if it diverged."""
+    return math.inf if divergence(folder) else read_json(folder / RESULT)["loss"]
 
 
 def read_if_there(path: Path) -> Record | None:
@@ -145,4 +159,4 @@ def mean_if_all(values: Iterable[float | None]) -> float | None:
 
 def rounded(value: float) -> float:
     """To six significant digits: more than any seed repeats, and short in a file."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(f"{value:.6g}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from residua.lab.advise.evidence import Evidence, Solved, placed
 
@@ -22,10 +22,6 @@ class Claim:
     measured: str
     """`agrees`, `in part`, `disagrees`, `undecided` or `not measured`."""
     because: str
-
-    def to_json(self) -> dict[str, object]:
-        """Plain values."""
-        return asdict(self)
 
 
 def claims(

@@ -42,11 +42,12 @@ def _read(row: Mapping[str, Any]) -> Evidence:
     if not row["millions"] > 0:
         raise ValueError(f"millions = {row['millions']} must be above 0")
     registered(parse(row["design"])[0])
+    speed = row.get("speed")
     return Evidence(
         design=row["design"],
         parameters=row["millions"] * 1e6,
         effect=_effect(row),
-        speed=_speed(row.get("speed")),
+        speed=speed[0] / speed[1] if isinstance(speed, list) else speed,
         source=row["source"],
         kind=row["kind"],
         note=row.get("note", ""),
@@ -62,10 +63,3 @@ def _effect(row: Mapping[str, Any]) -> float | None:
         standard, own = row["loss"]
         return own - standard
     return row.get("difference")
-
-
-def _speed(reported: float | list[float] | None) -> float | None:
-    if isinstance(reported, list):
-        own, standard = reported
-        return own / standard
-    return reported

@@ -8,7 +8,7 @@ without any source is never advised: it is listed as unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from residua.lab.advise.evidence import Evidence, cited, measured, placed, resul
 from residua.lab.advise.literature import published
 from residua.lab.advise.situation import Situation
 from residua.lab.cost.predict import Cost, predict
-from residua.model import ModelConfig, Transformer
+from residua.lab.cost.targets import Target
 from residua.plan import parse_layout
 from residua.registry import build
 from residua.spec import parse
@@ -117,7 +117,7 @@ class Answer:
             "situation": self.situation.to_json(),
             "ranked": [one.to_json() for one in self.ranked],
             "ruled_out": [one.to_json() for one in self.ruled_out],
-            "recommendation_of_the_paper": [one.to_json() for one in self.claims],
+            "recommendation_of_the_paper": [asdict(one) for one in self.claims],
             "unknown": list(self.unknown),
             "results": list(self.results),
         }
@@ -128,8 +128,9 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
     folder = results_folder() if results is None else results
     ours = measured(folder)
     known = [*published(), *ours]
-    plain = _cost(situation, "standard", "attn,mlp", "reference"), _cost(situation, "standard", "attn,mlp", "fused")
-    judged = [_judge(one, situation, known, plain) for one in CANDIDATES if _serves(one, situation)]
+    plain = _both(situation, "standard", "attn,mlp")
+    serving = [one for one in CANDIDATES if situation.goal in ("quality", *one.goals)]  # quality is everybody's goal
+    judged = [_judge(one, situation, known, plain) for one in serving]
     ranked = sorted((one for one in judged if not one.ruled_out), key=lambda one: _rank(one, situation))
     windows = (
         _costs(situation, "standard", f"swa:window={WINDOW},attn,mlp", plain),
@@ -145,14 +146,10 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
     )
 
 
-def _serves(candidate: Candidate, situation: Situation) -> bool:
-    """Quality is everybody's goal; the others are for those that a source names."""
-    return situation.goal == "quality" or situation.goal in candidate.goals
-
-
 def _judge(candidate: Candidate, situation: Situation, known: Sequence[Evidence], plain: tuple[Cost, Cost]) -> Advice:
     layout = candidate.inserts if situation.checkpoint and candidate.inserts else candidate.layout
-    evidence = _nearest(_of(candidate, known), plain[0].parameters)
+    size = plain[0].parameters
+    evidence = sorted(_of(candidate, known), key=lambda one: (abs(math.log(one.parameters / size)), one.kind))
     refused = _refused(candidate.design, layout, situation)
     if refused:
         return Advice(candidate.design, layout, _verdict(evidence), (), {}, tuple(evidence), ruled_out=(refused,))
@@ -199,10 +196,6 @@ def _kinds(layout: str) -> list[str]:
     return [f"{slot.kind} {slot.options.get('local', '')}" for slot in parse_layout(layout)]
 
 
-def _nearest(evidence: Sequence[Evidence], parameters: float) -> list[Evidence]:
-    return sorted(evidence, key=lambda one: (abs(math.log(one.parameters / parameters)), one.kind))
-
-
 def _verdict(evidence: Sequence[Evidence]) -> str:
     """The nearest, unless another of about its size says the opposite."""
     judged = [one for one in evidence if one.effect is not None]
@@ -213,18 +206,20 @@ def _verdict(evidence: Sequence[Evidence]) -> str:
     return "conflicting" if len(said) > 1 else judged[0].verdict
 
 
-def _cost(situation: Situation, design: str, layout: str, path: str) -> Cost:
-    config = replace(situation.target.config, design=design, layout=layout)
-    return _predicted(config, situation.tokens, path, situation.target.build)
-
-
 @lru_cache(maxsize=256)
-def _predicted(config: ModelConfig, tokens: int, path: str, build: Callable[[ModelConfig], Transformer]) -> Cost:
-    return predict(config, tokens, dtype=torch.bfloat16, path=path, build=build)
+def _cost(target: Target, tokens: int, design: str, layout: str, path: str) -> Cost:
+    config = replace(target.config, design=design, layout=layout)
+    return predict(config, tokens, dtype=torch.bfloat16, path=path, build=target.build)
+
+
+def _both(situation: Situation, design: str, layout: str) -> tuple[Cost, Cost]:
+    """As the reference runs, and in fused kernels."""
+    target, tokens = situation.target, situation.tokens
+    return _cost(target, tokens, design, layout, "reference"), _cost(target, tokens, design, layout, "fused")
 
 
 def _costs(situation: Situation, design: str, layout: str, plain: tuple[Cost, Cost]) -> dict[str, float]:
-    eager, fused = (_cost(situation, design, layout, path) for path in ("reference", "fused"))
+    eager, fused = _both(situation, design, layout)
     return {
         "parameters": eager.parameters / plain[0].parameters,
         "operations": fused.flops / plain[1].flops,

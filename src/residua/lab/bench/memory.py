@@ -54,15 +54,10 @@ def main(design: str, depth: str, width: str, tokens: str) -> None:
     torch.set_num_threads(1)
     step(design, min(int(depth), SHALLOW), int(width), 1, int(tokens))()
     run = step(design, int(depth), int(width), 1, int(tokens))
-    before = _reset_high_water()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from what is resident now
+    before = _status("VmRSS")
     run()
     print(json.dumps({"peak": _status("VmHWM") - before}))
-
-
-def _reset_high_water() -> int:
-    """Bytes resident now, from which the high-water mark starts again."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status("VmRSS")
 
 
 def _status(key: str) -> int:

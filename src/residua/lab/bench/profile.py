@@ -31,9 +31,10 @@ def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> Measured:
     for sides, n in (((2048, 256), 4), ((4096, 512), 24)):
         case = attend(*sides, n, torch.float32, compile=False)
         named[case.label()] = case.both(OURS)
+    side, (a, b), numbers = 512, torch.randn(2, 512, 512), torch.randn(1 << 24)
     return {
-        "multiplies_per_second": _matmul(),
-        "bytes_per_second": _sum(),
+        "multiplies_per_second": side**3 / min(_seconds(lambda: a @ b) for _ in range(BOUNDS)),
+        "bytes_per_second": numbers.nbytes / min(_seconds(numbers.sum) for _ in range(BOUNDS)),
         "forms": [{"what": what, **_parts(form, repeats)} for what, form in named.items()],
     }
 
@@ -124,13 +125,3 @@ def _operations(form: Form, repeats: int, least: float = 0.01) -> dict[str, dict
             if event.key.startswith("aten::") and took < found.get(event.key, {"seconds": took + 1})["seconds"]:
                 found[event.key] = {"seconds": took, "calls": event.count}
     return {name: one for name, one in found.items() if one["seconds"] >= least * everything}
-
-
-def _matmul(side: int = 512) -> float:
-    a, b = torch.randn(2, side, side)
-    return side**3 / min(_seconds(lambda: a @ b) for _ in range(BOUNDS))
-
-
-def _sum(numbers: int = 1 << 24) -> float:
-    x = torch.randn(numbers)
-    return 4 * numbers / min(_seconds(lambda: x.sum()) for _ in range(BOUNDS))

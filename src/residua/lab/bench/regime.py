@@ -12,6 +12,7 @@ import platform
 import sys
 
 from residua.lab.bench.timing import Measured
+from residua.lab.common.files import versions
 
 KEEP_PAGES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
@@ -20,11 +21,6 @@ KEEP_PAGES = (
 RETURN_PAGES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536:glibc.malloc.top_pad=0"
 
 _ENTERED = "RESIDUA_BENCH_REGIME"
-
-
-def entered() -> bool:
-    """Whether this process was started by `enter`."""
-    return os.environ.get(_ENTERED) == "1"
 
 
 def environment(tunables: str, threads: int) -> dict[str, str]:
@@ -36,7 +32,7 @@ def environment(tunables: str, threads: int) -> dict[str, str]:
 
 def enter(tunables: str, threads: int) -> None:
     """Start this very command again under the regime; returns only in the process that is already under it."""
-    if not entered():
+    if os.environ.get(_ENTERED) != "1":
         sys.stdout.flush()
         command = [sys.executable, "-c", "from residua.cli import main; main()", *sys.argv[1:]]
         os.execve(sys.executable, command, environment(tunables, threads))
@@ -55,16 +51,13 @@ def describe(threads: int, cores: list[int]) -> Measured:
     """Machine, versions and regime, for the results file."""
     import torch
 
-    from residua import __version__
     from residua.ops import _backend
 
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "residua": __version__,
+        **versions(),
         "threads": threads,
         "pinned": len(cores),
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),

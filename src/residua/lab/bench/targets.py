@@ -13,9 +13,6 @@ from residua.lab.bench.cases import PUBLIC, parse_shape
 from residua.lab.bench.table import Sheet
 from residua.lab.bench.timing import Measured
 
-Files = Measured
-"""What `residua bench` wrote, by kind."""
-
 
 class Target(NamedTuple):
     """A quantity, its bar, and where the files hold it: a share, ratio, exponent or time."""
@@ -23,7 +20,7 @@ class Target(NamedTuple):
     what: str
     bar: float
     at_least: bool
-    find: Callable[[Files], float]
+    find: Callable[[Measured], float]
     unit: str = "x"
 
     def met(self, found: float) -> bool:
@@ -48,7 +45,7 @@ def gathered(folder: Path) -> Measured:
     return found
 
 
-def judged(files: Files) -> Sheet:
+def judged(files: Measured) -> Sheet:
     """Every bar, as a table."""
     rows = []
     for target in targets():
@@ -103,7 +100,7 @@ def targets() -> Iterator[Target]:
     )  # fmt: skip
 
 
-def _at(*keys: str | int) -> Callable[[Files], float]:
+def _at(*keys: str | int) -> Callable[[Measured], float]:
     """The number under these keys."""
 
     def find(files: Any) -> float:
@@ -112,10 +109,10 @@ def _at(*keys: str | int) -> Callable[[Files], float]:
     return find
 
 
-def _op(op: str, *keys: str, **asked: object) -> Callable[[Files], Any]:
+def _op(op: str, *keys: str, **asked: object) -> Callable[[Measured], Any]:
     """What lies under these keys in the row of an op."""
 
-    def find(files: Files) -> Any:
+    def find(files: Measured) -> Any:
         for row in files["ops"]["rows"]:
             if row["op"] == op and all(row.get(key) == value for key, value in asked.items()):
                 return reduce(getitem, keys, row)
@@ -124,8 +121,8 @@ def _op(op: str, *keys: str, **asked: object) -> Callable[[Files], Any]:
     return find
 
 
-def _resolved(find: Callable[[Files], Measured]) -> Callable[[Files], float]:
-    def resolved(files: Files) -> float:
+def _resolved(find: Callable[[Measured], Measured]) -> Callable[[Measured], float]:
+    def resolved(files: Measured) -> float:
         ratio = find(files)
         if not ratio["resolved"]:
             raise NotResolved
@@ -134,28 +131,28 @@ def _resolved(find: Callable[[Files], Measured]) -> Callable[[Files], float]:
     return resolved
 
 
-def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Files], float]:
+def _read(shape: str, n: int, dtype: str = "float32") -> Callable[[Measured], float]:
     tokens, width = parse_shape(shape)
     return _resolved(_op("attend", "both", "ratios", PUBLIC, n=n, dtype=dtype, tokens=tokens, width=width))
 
 
-def _bandwidth(phase: str) -> Callable[[Files], float]:
+def _bandwidth(phase: str) -> Callable[[Measured], float]:
     share = _op("attend", "bandwidth", f"{phase}_share", n=24, dtype="float32", tokens=4096, width=512)
     return lambda files: 100 * share(files)
 
 
-def _machinery(design: str) -> Callable[[Files], float]:
+def _machinery(design: str) -> Callable[[Measured], float]:
     return lambda files: 1 + files["model"]["machinery"][design]
 
 
-def _memory(design: str) -> Callable[[Files], float]:
+def _memory(design: str) -> Callable[[Measured], float]:
     return lambda files: files["memory"]["ratios"][design][files["memory"]["depths"].index(48)]
 
 
-def _step(design: str) -> Callable[[Files], float]:
+def _step(design: str) -> Callable[[Measured], float]:
     """A ratio passes if it would with the control's half-width taken off; an unresolved one is no measurement."""
 
-    def find(files: Files) -> float:
+    def find(files: Measured) -> float:
         found = files["model"]
         if not found["resolved"]:
             raise KeyError(design)

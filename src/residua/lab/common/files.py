@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -126,6 +127,15 @@ def safetensors_header(arrays: Mapping[str, tuple[str, Sequence[int], int]], met
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def versions() -> dict[str, str]:
+    """Of what a result depends on beside its settings and data."""
+    import torch
+
+    from residua._version import __version__
+
+    return {"residua": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from residua.lab.common.files import Listener, Values, read_json, write_json
-from residua.lab.compare.outcome import RESULT, divergence, is_done
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
+from residua.lab.runs import RESULT, divergence, is_done
 
 
 class RunFailed(ValueError):
@@ -121,20 +121,15 @@ def _stopping(running: list[_Job]) -> Iterator[None]:
     try:
         yield
     finally:
-        _stop(running)
+        for job in running:
+            if job.process.poll() is None:
+                job.process.send_signal(signal.SIGTERM)
+        for job in running:
+            try:
+                job.process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                job.process.kill()
         signal.signal(signal.SIGTERM, before)
-
-
-def _stop(running: list[_Job]) -> None:
-    for job in running:
-        if job.process.poll() is None:
-            job.process.send_signal(signal.SIGTERM)
-    for job in running:
-        try:
-            job.process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            job.process.kill()
-    running.clear()
 
 
 def _last_line(path: Path) -> Values:

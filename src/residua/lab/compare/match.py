@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
@@ -17,14 +18,18 @@ def matched_mlp_width(config: TrainConfig, goal: TrainConfig, match: Literal["pa
     if "mlp" not in {slot.kind for slot in config.model(VOCAB).slots}:
         raise ValueError(f"match={match} narrows the MLP, and layout {config.layout} has none")
     wanted = _cost(goal.model(VOCAB), config.context, match)
+
+    def cost(mlp_width: int) -> float:
+        return _cost(replace(config.model(VOCAB), mlp_width=mlp_width), config.context, match)
+
     low, high = 1, 64 * config.width
     while low < high:  # cost grows with the width: bisect for the first at or above the goal
         middle = (low + high) // 2
-        if _cost(_with(config, middle), config.context, match) >= wanted:
+        if cost(middle) >= wanted:
             high = middle
         else:
             low = middle + 1
-    gaps = {width: abs(_cost(_with(config, width), config.context, match) - wanted) for width in {max(1, low - 1), low}}
+    gaps = {width: abs(cost(width) - wanted) for width in {max(1, low - 1), low}}
     best = min(gaps, key=lambda width: (gaps[width], width))
     if gaps[best] > 0.01 * wanted:
         raise ValueError(
@@ -32,12 +37,6 @@ def matched_mlp_width(config: TrainConfig, goal: TrainConfig, match: Literal["pa
             "MLP; compare it unmatched or at another size"
         )
     return best
-
-
-def _with(config: TrainConfig, mlp_width: int) -> ModelConfig:
-    from dataclasses import replace
-
-    return replace(config.model(VOCAB), mlp_width=mlp_width)
 
 
 @lru_cache(maxsize=4096)

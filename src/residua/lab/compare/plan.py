@@ -32,7 +32,8 @@ from residua.lab.common.files import Record, Values, json_digest
 from residua.lab.compare.match import matched_mlp_width
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields
-from residua.registry import design
+from residua.plan import Plan
+from residua.registry import build, design
 from residua.spec import parse
 
 Match = Literal["none", "params", "flops"]
@@ -168,10 +169,13 @@ class ComparePlan:
         """What a row chooses from: a design without parameters of its own has no residual rate."""
         if not self.tune.lr:
             return []
-        residual = self.tune.residual_lr if self._has_own_parameters(variant) else ()
-        if not residual:
+        import torch
+
+        with torch.device("meta"):
+            stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
+        if not self.tune.residual_lr or not any(True for _ in stream.parameters()):
             return [{"lr": lr} for lr in self.tune.lr]
-        return [{"lr": lr, "residual_lr": own} for lr, own in product(self.tune.lr, residual)]
+        return [{"lr": lr, "residual_lr": own} for lr, own in product(self.tune.lr, self.tune.residual_lr)]
 
     def runs(self, rates: Mapping[str, Mapping[str, float]]) -> list[Run]:
         """The runs of the table, with the rates chosen for each row (by label)."""
@@ -212,16 +216,6 @@ class ComparePlan:
     def digest(self) -> str:
         """A short name of everything here."""
         return json_digest(self.to_json())[:16]
-
-    def _has_own_parameters(self, variant: Variant) -> bool:
-        import torch
-
-        from residua.plan import Plan
-        from residua.registry import build
-
-        with torch.device("meta"):
-            stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
-        return any(True for _ in stream.parameters())
 
     def _check(self) -> None:
         for key in ("designs", "layouts", "sizes", "seeds"):

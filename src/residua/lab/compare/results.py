@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from residua.lab.common.files import Record, Values
+from residua.lab.common.files import Record, Values, versions
 from residua.lab.common.stats import Difference, Spread, paired, spread
-from residua.lab.compare.outcome import divergence, final_loss
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
-from residua.lab.runs import FinishedRun, Series
+from residua.lab.runs import FinishedRun, Series, divergence, final_loss
 
 FORMAT = 1
 Broken = Record
@@ -132,7 +131,7 @@ def collect(
         digest=plan.digest,
         fingerprints=sorted(fingerprints),
         command=command,
-        machine=_machine(),
+        machine={"system": f"{platform.system()} {platform.machine()}", **versions()},
         rows=[row.to_json() for row in rows],
         runs=[
             {"folder": run.folder.relative_to(out).as_posix(), "label": each.label, **run.result}
@@ -245,16 +244,3 @@ def _breaks(plan: ComparePlan, rows: Sequence[Row], untuned: Sequence[Broken], f
 def _at_edge(plan: ComparePlan, key: str, rate: float) -> bool:
     grid = getattr(plan.tune, key)
     return len(grid) > 1 and rate in (min(grid), max(grid))
-
-
-def _machine() -> dict[str, str]:
-    import torch
-
-    from residua import __version__
-
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "residua": __version__,
-    }

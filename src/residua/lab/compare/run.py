@@ -33,8 +33,8 @@ def compare(
     out, listen = Path(out), on_event or (lambda event: None)
     from residua.lab.data import prepare
 
-    corpus, tokenizer = _corpus(plan)
-    prepare(corpus, tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))  # once, for all processes
+    first = plan.config(plan.variants()[0], plan.seeds[0])  # all share its corpus: it is prepared once
+    prepare(first.corpus, first.tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))
     claim(plan, out)
     baselines = {run.folder for run in plan.runs({}) if run.variant == plan.baseline_of(run.variant)}
     for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
@@ -53,8 +53,3 @@ def compare(
         write_json(out / "figures.json", data)
         plots.draw(data, out / "figures")
     return results
-
-
-def _corpus(plan: ComparePlan) -> tuple[str, str]:
-    config = plan.config(plan.variants()[0], plan.seeds[0])
-    return config.corpus, config.tokenizer

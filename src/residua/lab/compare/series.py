@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from residua.lab.common.files import read_json
-from residua.lab.compare.outcome import RESULT, divergence, is_done
 from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
-from residua.lab.runs import Series, read_run
+from residua.lab.runs import RESULT, Series, divergence, is_done, read_run
 from residua.lab.train import TrainConfig
 
 

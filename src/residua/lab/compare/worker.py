@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from residua.lab.common.files import Values, read_json, write_json
-from residua.lab.compare.outcome import write_divergence
-from residua.lab.runs import ROUTING
+from residua.lab.runs import DIVERGED, ROUTING
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
 
 LOOKED_AT = 8
@@ -28,7 +27,7 @@ def main() -> None:
         print(stop, file=sys.stderr)
         sys.exit(130)
     except Diverged as broken:
-        write_divergence(folder, broken)
+        write_json(folder / DIVERGED, {"step": broken.step, "site": broken.site, "message": str(broken)})
         print(broken, file=sys.stderr)
     except (ValueError, TypeError, OSError, ArithmeticError, RuntimeError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

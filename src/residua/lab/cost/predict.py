@@ -123,7 +123,7 @@ def forward(model: Transformer, ids: Tensor, bill: Walk | None = None) -> tuple[
 class _Priced(Runner):
     """A runner that puts what a design does on the design's bill, and the norms it calls on the backbone's."""
 
-    def __init__(self, stream: Stream[Any], bill: Walk) -> None:
+    def __init__(self, stream: Stream, bill: Walk) -> None:
         super().__init__(stream)
         self.bill = bill
 

@@ -46,14 +46,6 @@ def sweep(target: Target, text: str, tokens: int, **options: Any) -> dict[int, C
     return costs
 
 
-def _tokens(target: Target, tokens: int, value: int) -> tuple[Target, int]:
-    return target, value
-
-
-def _depth(target: Target, tokens: int, value: int) -> tuple[Target, int]:
-    return replace(target, config=replace(target.config, depth=value)), tokens
-
-
 def _window(target: Target, tokens: int, value: int) -> tuple[Target, int]:
     slots = target.config.slots
     if not any(slot.kind == "swa" for slot in slots):
@@ -71,8 +63,8 @@ def _depth_window(target: Target, tokens: int, value: int) -> tuple[Target, int]
 
 
 CHANGES: Mapping[str, Callable[[Target, int, int], tuple[Target, int]]] = {
-    "T": _tokens,
+    "T": lambda target, tokens, value: (target, value),
     "window": _window,
-    "L": _depth,
+    "L": lambda target, tokens, value: (replace(target, config=replace(target.config, depth=value)), tokens),
     "K": _depth_window,
 }

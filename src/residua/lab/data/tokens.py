@@ -131,12 +131,8 @@ def _pack(texts: Texts, pieces: Tokenizer) -> np.ndarray:
 
 def _versions(texts: Corpus, pieces: Tokenizer) -> dict[str, str]:
     """The versions that could change the ids of the same spec: equal text and bytes need none."""
-    versions = {}
-    if texts.source.python:
-        versions["python"] = platform.python_version()
-    if not isinstance(pieces, Bytes):
-        versions["tokenizers"] = metadata.version("tokenizers")
-    return versions
+    versions = {"python": platform.python_version()} if texts.source.python else {}
+    return versions if isinstance(pieces, Bytes) else versions | {"tokenizers": metadata.version("tokenizers")}
 
 
 def _manifest(texts: Corpus, pieces: Tokenizer, entry: Entry, fingerprint: str) -> Values:

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from residua.lab.diagnose._find import find_stream, logits_of
+from residua.lab.diagnose.record import find_stream, logits_of
 from residua.lab.diagnose.table import align
 from residua.model import token_loss
 from residua.plan import Site
 from residua.runner import Observer, observed
-from residua.stream import Routing, Stream
+from residua.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ def ablate_sources(
 class _Without(Observer):
     """Takes one source from what a site reads."""
 
-    def __init__(self, stream: Stream[Any], site: Site, place: int) -> None:
+    def __init__(self, stream: Stream, site: Site, place: int) -> None:
         self.stream, self.site, self.place = stream, site, place
 
     def lanes(self, state: Any, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -99,12 +99,6 @@ class _Without(Observer):
             return lanes
         routing = self.stream.routing(state, site)
         assert routing is not None  # the site has sources
-        lost = contribution(routing, self.place)
+        value, weights = routing.values[self.place], routing.weights[:, self.place]
+        lost = routing.scale * weights.repeat_interleave(value.shape[-1] // weights.shape[-1], -1) * value
         return tuple(lane - part.to(lane.dtype) for lane, part in zip(lanes, lost, strict=True))
-
-
-def contribution(routing: Routing, place: int) -> Float[Tensor, "lane b t d"]:
-    """scale * weights[j] * values[j]: what source j adds to every lane."""
-    value = routing.values[place]
-    weights = routing.weights[:, place].repeat_interleave(value.shape[-1] // routing.weights.shape[-1], -1)
-    return routing.scale * weights * value

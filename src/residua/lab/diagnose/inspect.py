@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from residua.lab.diagnose._find import logits_of
-from residua.lab.diagnose.record import record_routing
+from residua.lab.diagnose.record import logits_of, record_routing
 from residua.lab.diagnose.site import plain
 from residua.lab.diagnose.table import align, routing_table
 from residua.model import token_loss

@@ -59,23 +59,6 @@ def entropy(share: Float[Tensor, "lane n b t group"]) -> Float[Tensor, "lane b t
     return -torch.xlogy(share, share).sum(1)
 
 
-def normalised_entropy(share: Float[Tensor, "lane n b t group"]) -> Float[Tensor, "lane b t group"]:
-    """H / ln n: 0 for one source alone, 1 for all alike; a single source has no choice and no such number."""
-    if share.shape[1] < 2:
-        raise ValueError("normalised entropy needs at least 2 sources: ln 1 = 0")
-    return entropy(share) / math.log(share.shape[1])
-
-
-def effective_sources(share: Float[Tensor, "lane n b t group"]) -> Float[Tensor, "lane b t group"]:
-    """exp(H): 1 for one source alone, n for all alike."""
-    return entropy(share).exp()
-
-
-def contrast(share: Float[Tensor, "lane n b t group"]) -> Float[Tensor, "lane b t group"]:
-    """max p - 1/n: how far the largest share is above a uniform read."""
-    return max_weight(share) - 1 / share.shape[1]
-
-
 def favourites(share: Float[Tensor, "lane n b t group"]) -> Float[Tensor, "lane n group"]:
     """How many tokens have source n as their largest; the first of equals."""
     largest = share.argmax(1, keepdim=True)
@@ -117,11 +100,6 @@ def effective_rank(matrix: Float[Tensor, "n n"]) -> float:
         return 0.0
     p = values / total
     return math.exp(-torch.xlogy(p, p).sum().item())
-
-
-def rms(x: Tensor) -> Float[Tensor, ""]:
-    """The root of the mean square of all entries."""
-    return mean_square(x).sqrt()
 
 
 def mean_square(x: Tensor) -> Float[Tensor, ""]:

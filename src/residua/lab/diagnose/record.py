@@ -19,7 +19,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from residua.lab.diagnose._find import find_stream, in_backward
 from residua.lab.diagnose.metrics import JUDGED_SOURCES
 from residua.lab.diagnose.site import SiteRecord
 from residua.lab.diagnose.table import routing_table
@@ -47,7 +46,7 @@ def record_routing(
 class RoutingRecord(Observer):
     """What a stream was seen to do; `record["l3_attn"]` is one site of it."""
 
-    def __init__(self, stream: Stream[Any], *, weights: bool, similarity: bool, gradients: bool) -> None:
+    def __init__(self, stream: Stream, *, weights: bool, similarity: bool, gradients: bool) -> None:
         self.design, self.plan = stream.spec, stream.plan
         self.sites = {site.name: SiteRecord(site, stream.sources(site)) for site in stream.plan.readers}
         self.forwards = 0
@@ -126,6 +125,27 @@ class RoutingRecord(Observer):
     def _need_forward(self) -> None:
         if not self.forwards:
             raise RuntimeError("nothing was recorded: call the model inside `with record_routing(model)`")
+
+
+def find_stream(model: nn.Module) -> Stream:
+    """The one stream of a model: ours, a converted one, or one inside a wrapper such as DDP or a compiled model."""
+    streams = [module for module in model.modules() if isinstance(module, Stream)]
+    if len(streams) != 1:
+        raise ValueError(
+            f"{type(model).__name__} holds {len(streams)} residual streams, and exactly one can be observed; "
+            "pass a residua Transformer or a converted model"
+        )
+    return streams[0]
+
+
+def in_backward() -> bool:
+    """Whether autograd is running: a read or write then is a recomputation of one already seen."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits: what our models return, and an attribute of what Hugging Face's do."""
+    return output if isinstance(output, Tensor) else output.logits
 
 
 def in_deep_third(plan: Plan, layer: int) -> bool:

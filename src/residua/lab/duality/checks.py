@@ -47,26 +47,19 @@ class Row:
         return {**asdict(self), "passed": self.passed}
 
 
-def _same(
+def _row(
     part: str,
     what: str,
     subject: Subject,
-    dtype: torch.dtype,
     gap: float,
+    dtype: torch.dtype = torch.float64,
+    *,
+    equal: bool = True,
     window: int | None = None,
     quantity: str | None = None,
 ) -> Row:
-    return Row(part, what, subject.name, _short(dtype), gap, ALLOWED[dtype], True, window, quantity)
-
-
-def _differs(
-    part: str, what: str, subject: Subject, gap: float, window: int | None = None, quantity: str | None = None
-) -> Row:
-    return Row(part, what, subject.name, "float64", gap, DIFFERENT, False, window, quantity)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+    bound = ALLOWED[dtype] if equal else DIFFERENT
+    return Row(part, what, subject.name, str(dtype).removeprefix("torch."), gap, bound, equal, window, quantity)
 
 
 def theorem(subject: Subject) -> Iterator[Row]:
@@ -75,10 +68,8 @@ def theorem(subject: Subject) -> Iterator[Row]:
         given = subject.given.to(dtype)
         for window in range(1, len(given.stack) + 1):
             for quantity, gap in gaps(over_depth, over_sequence, given, window).items():
-                yield _same(
-                    "theorem", "depth read = ShortSWA on the transposed stack", subject, dtype, gap,
-                    window=window, quantity=quantity,
-                )  # fmt: skip
+                what = "depth read = ShortSWA on the transposed stack"
+                yield _row("theorem", what, subject, gap, dtype, window=window, quantity=quantity)
 
 
 def network(subject: Subject) -> Iterator[Row]:
@@ -88,7 +79,7 @@ def network(subject: Subject) -> Iterator[Row]:
     expected = over_sequence(subject.given.to(torch.float64), subject.window)[: len(subject.reads)]
     gap = error(subject.reads, expected)
     what = "reads inside the network = ShortSWA on its stack"
-    yield _same("network", what, subject, torch.float64, gap, window=subject.window, quantity="output")
+    yield _row("network", what, subject, gap, window=subject.window, quantity="output")
 
 
 def instances(subject: Subject) -> Iterator[Row]:
@@ -97,10 +88,10 @@ def instances(subject: Subject) -> Iterator[Row]:
         given = subject.given.to(dtype)
         full = len(given.stack)
         gap = max(gaps(_along_axis_zero, over_depth, given, full).values())
-        yield _same("instance", "window_attend(axis=0) = the read of depthswa", subject, dtype, gap, window=full)
+        yield _row("instance", "window_attend(axis=0) = the read of depthswa", subject, gap, dtype, window=full)
         gap = max(gaps(_static, _static_along_axis_zero, given, full).values())
         what = "attend (AttnRes, Delta) = window_attend(axis=0) with one query a depth"
-        yield _same("instance", what, subject, dtype, gap, window=full)
+        yield _row("instance", what, subject, gap, dtype, window=full)
 
 
 def _along_axis_zero(given: Given, window: int) -> Stack:
@@ -143,13 +134,12 @@ def conditions(subject: Subject, window: int = 3) -> Iterator[Row]:
     """Each condition broken is seen; and the explicit form used to break it is the read while it is whole."""
     given = subject.given.to(torch.float64)
     right = over_sequence(given, window)
-    whole = error(_explicit(given, window), right)
-    yield _same("condition", "all conditions kept", subject, torch.float64, whole, window=window)
+    yield _row("condition", "all conditions kept", subject, error(_explicit(given, window), right), window=window)
     for what, left in BROKEN.items():
-        yield _differs("condition", what, subject, error(left(given, window), right), window=window)
+        yield _row("condition", what, subject, error(left(given, window), right), equal=False, window=window)
     parallel, sequential = _fed_back(subject, window)
     what = "feedback: the stack is not given but made by the reads"
-    yield _differs("condition", what, subject, error(sequential, parallel), window=window)
+    yield _row("condition", what, subject, error(sequential, parallel), equal=False, window=window)
 
 
 def _own_queries(given: Given, window: int) -> Stack:
@@ -206,15 +196,15 @@ def reductions(subject: Subject) -> Iterator[Row]:
             ("ones over deltas = the stream (dca at its start)", "dca"),
             ("zero logits over deltas = the standard network under pre-norm (attnres at its start)", "attnres"),
         ):
-            yield _same("reduction", what, subject, dtype, error(_logits(subject, design, dtype), plain))
+            yield _row("reduction", what, subject, error(_logits(subject, design, dtype), plain), dtype)
         deltas = stack_of(_rebuilt(subject, "standard", dtype), subject.ids, deltas=True)
         summed = torch.stack(
             [ops.mix(torch.ones(l + 1, dtype=dtype), tuple(deltas[: l + 1])) for l in range(len(deltas))]
         )
-        gap = error(summed, deltas.cumsum(0))
-        yield _same("reduction", "ones over the deltas of a stack = its states", subject, dtype, gap)
+        what = "ones over the deltas of a stack = its states"
+        yield _row("reduction", what, subject, error(summed, deltas.cumsum(0)), dtype)
     gap = error(_logits(subject, "attnres:sources=states", torch.float64), _logits(subject, "standard", torch.float64))
-    yield _differs("reduction", "zero logits over states is not the standard network", subject, gap)
+    yield _row("reduction", "zero logits over states is not the standard network", subject, gap, equal=False)
 
 
 def _rebuilt(subject: Subject, design: str, dtype: torch.dtype) -> Transformer:
@@ -230,8 +220,7 @@ def _rebuilt(subject: Subject, design: str, dtype: torch.dtype) -> Transformer:
 
 @torch.no_grad()
 def _logits(subject: Subject, design: str, dtype: torch.dtype) -> Tensor:
-    logits: Tensor = _rebuilt(subject, design, dtype)(subject.ids)
-    return logits
+    return _rebuilt(subject, design, dtype)(subject.ids)
 
 
 def _noise(shape: torch.Size, seed: int) -> Tensor:

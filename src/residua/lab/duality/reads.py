@@ -80,8 +80,7 @@ def over_depth(given: Given, window: int, *, queries: Float[Tensor, "n d d"] | N
     if queries is not None:
         places = {f"stream.at.{site.name}.project.query": site.index for site in module.plan.sites}
         named |= {name: queries[place] for name, place in places.items() if name in named}
-    reads: Tensor = functional_call(module, named, (given.stack,))
-    return reads
+    return functional_call(module, named, (given.stack,))
 
 
 def over_sequence(given: Given, window: int, **options: Any) -> Stack:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
+from residua.lab.common.files import Values
 from residua.lab.duality import checks
 from residua.lab.duality.models import Subject
-from residua.lab.duality.review import OBJECTIONS
 
 PARTS = {
     "theorem": checks.theorem,
@@ -18,10 +18,6 @@ PARTS = {
     "condition": checks.conditions,
     "reduction": checks.reductions,
 }
-NAMES = list(PARTS)
-
-Json = dict[str, Any]
-"""Plain values, as the report holds them."""
 
 CONDITIONS = (
     "the stack is given: no read has had a part in making it",
@@ -32,9 +28,64 @@ CONDITIONS = (
 )
 
 
-def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | None = None) -> Json:
+class Objection(NamedTuple):
+    """A demand of the review, the answer, and the part of the report that shows it."""
+
+    asked: str
+    answer: str
+    part: str
+
+
+OBJECTIONS = (
+    Objection(
+        "Defining equations of the two operators.",
+        "z_l = softmax_j(q_l . k_j / sqrt(e)) v_j over l - K < j <= l, with q, k, v = u W_Q, u W_K, u W_V of a stack u "
+        "of sources. The paper's section 2.2 has them; they run here as the design depthswa and the sublayer swa.",
+        "theorem",
+    ),
+    Objection(
+        "A test that outputs and gradients match.",
+        "They do, for every window from one source to all, by stack and by all three matrices, on drawn and on trained "
+        "models, in float64 and float32. The reads inside a trained network match as well.",
+        "theorem",
+    ),
+    Objection(
+        "A mapping of each method to the operator.",
+        "`residua designs --map` gives it. AttnRes and Delta read with one static query a depth, which is the "
+        "operator with queries that are not projected from the stack; DenseFormer, DCA, MUDD and ELC-BERT weigh "
+        "sources without a softmax over dot products; Hyper-Connections and DDL keep a recurrent state: no instances.",
+        "instance",
+    ),
+    Objection(
+        "The conditions under which the equality holds.",
+        "A given stack, weights shared over depth, one normaliser, one scale and position term, one mask. Break any "
+        "one, and the two sides part.",
+        "condition",
+    ),
+    Objection(
+        "That fixed residual addition is itself ShortSWA.",
+        "Not claimed, and not so. Addition is unnormalised ones over deltas, or identity attention over states.",
+        "reduction",
+    ),
+    Objection(
+        "That it reduces to uniform residual addition when the weights are the identity (the simulated rebuttal).",
+        "Identity weights with a window of one give the stream; a uniform softmax gives the mean. Over deltas a norm "
+        "turns the mean into the standard network; over states nothing does.",
+        "reduction",
+    ),
+    Objection(
+        "That the axes are therefore interchangeable.",
+        "The operator is the same and the systems are not: in a network the stack is made by the reads, so depth is "
+        "sequential where the sequence is parallel. `residua cost` measures what follows from it.",
+        "condition",
+    ),
+)
+"""What would settle it: the objections of a machine-written review of the paper and of the simulated rebuttal to it."""
+
+
+def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | None = None) -> Values:
     """Run every check on every subject."""
-    rows: list[Json] = []
+    rows: list[Values] = []
     for subject in subjects:
         if on_event is not None:
             on_event(subject.name)
@@ -58,10 +109,10 @@ def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | No
     }
 
 
-def summary(report: Json) -> list[Json]:
+def summary(report: Values) -> list[Values]:
     """One row per statement and type: the worst of all models, windows and quantities."""
-    groups: dict[tuple[str, str, str], list[Json]] = {}
-    for row in sorted(report["rows"], key=lambda row: NAMES.index(row["part"])):
+    groups: dict[tuple[str, str, str], list[Values]] = {}
+    for row in sorted(report["rows"], key=lambda row: list(PARTS).index(row["part"])):
         groups.setdefault((row["part"], row["what"], row["dtype"]), []).append(row)
     return [
         {
@@ -78,7 +129,7 @@ def summary(report: Json) -> list[Json]:
     ]
 
 
-def cells(row: Json) -> tuple[str, ...]:
+def cells(row: Values) -> tuple[str, ...]:
     """A row of the summary as text."""
     sign = "<=" if row["equal"] else ">="
     return (
@@ -90,7 +141,7 @@ def cells(row: Json) -> tuple[str, ...]:
 TITLES = ("part", "statement", "type", "error", "must be", "cases", "")
 
 
-def as_markdown(report: Json) -> str:
+def as_markdown(report: Values) -> str:
     """The summary as a table, and what would settle it as a list."""
     lines = ["| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in summary(report)]

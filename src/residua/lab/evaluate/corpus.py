@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from residua.lab.common.files import Values
 from residua.lab.data import Tokens
 from residua.lab.evaluate.opened import Opened
+from residua.lab.train import sampler
 from residua.lab.train.loop import loss_numbers
-from residua.lab.train.sampler import spread
 from residua.model import token_loss
 
 
@@ -33,15 +32,16 @@ def corpus_loss(
         raise ValueError(f"context={context} must be at least 2")
     if opened.context is not None and context > opened.context:
         raise ValueError(f"the model takes {opened.context} tokens at most; choose a context up to that, not {context}")
-    starts = spread(len(tokens.valid), context, windows)
+    starts = sampler.spread(len(tokens.valid), context, windows)
     if not starts:
         raise ValueError(f"the validation split has {len(tokens.valid)} tokens, fewer than one window of {context}")
     nats, counted = 0.0, 0
-    for done, (inputs, targets) in enumerate(_batches(tokens, starts, context, batch)):
+    for first in range(0, len(starts), batch):
+        inputs, targets = sampler.windows(tokens.valid, starts[first : first + batch], context)
         nats += float(token_loss(opened.logits(inputs), targets)) * targets.numel()
         counted += targets.numel()
         if progress is not None:
-            progress(min((done + 1) * batch, len(starts)), len(starts))
+            progress(min(first + batch, len(starts)), len(starts))
     return {
         **loss_numbers(nats / counted, len(tokens.valid) / tokens.valid_bytes),
         "tokens": counted,
@@ -49,13 +49,3 @@ def corpus_loss(
         "context": context,
         "fingerprint": tokens.manifest["fingerprint"],
     }
-
-
-def _batches(tokens: Tokens, starts: list[int], context: int, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    for first in range(0, len(starts), batch):
-        rows = [
-            torch.from_numpy(tokens.valid[start : start + context + 1].astype("int64"))
-            for start in starts[first : first + batch]
-        ]
-        whole = torch.stack(rows)
-        yield whole[:, :-1], whole[:, 1:]

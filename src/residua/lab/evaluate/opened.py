@@ -63,19 +63,15 @@ def open_model(path: Path | str) -> Opened:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a directory; give a run directory or a model directory")
     if (folder / "checkpoints").is_dir() and (folder / "config.json").is_file() and not (folder / "model").is_dir():
-        return _house(folder)
+        from residua.lab.train import load_model
+
+        if not (folder / "tokenizer.json").is_file():
+            raise FileNotFoundError(f"{folder} has no tokenizer.json")
+        own = load_model(folder)
+        tokenizer = load_tokenizer((folder / "tokenizer.json").read_text())
+        return Opened(own, tokenizer, own.stream.spec, own.config.vocab, None)
     inner = folder / "model"
     return _hugging_face(inner if (inner / "config.json").is_file() else folder, folder)
-
-
-def _house(folder: Path) -> Opened:
-    from residua.lab.train import load_model
-
-    if not (folder / "tokenizer.json").is_file():
-        raise FileNotFoundError(f"{folder} has no tokenizer.json")
-    model = load_model(folder)
-    tokenizer = load_tokenizer((folder / "tokenizer.json").read_text())
-    return Opened(model, tokenizer, model.stream.spec, model.config.vocab, None)
 
 
 def _hugging_face(folder: Path, run: Path) -> Opened:

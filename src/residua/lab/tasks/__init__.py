@@ -16,7 +16,7 @@ from residua.lab.tasks.registry import build as build
 from residua.lab.tasks.registry import get as get
 from residua.lab.tasks.registry import names as names
 from residua.lab.tasks.registry import register as register
-from residua.lab.tasks.score import accuracy as accuracy
+from residua.lab.tasks.task import accuracy as accuracy
 from residua.lab.tasks.mqar import MQAR as MQAR
 from residua.lab.tasks.khop import KHop as KHop
 from residua.lab.tasks.early_recall import EarlyRecall as EarlyRecall

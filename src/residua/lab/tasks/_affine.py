@@ -16,15 +16,10 @@ def step_count(modulus: int) -> int:
     return 2 * modulus - 3
 
 
-def take_step(x: Int[Tensor, "..."], step: Int[Tensor, "..."], modulus: int) -> Int[Tensor, "..."]:
-    """x after one step."""
-    return torch.where(step < modulus - 1, x + step + 1, x * (step - modulus + 3)) % modulus
-
-
 def trajectory(x: Int[Tensor, " b"], steps: Int[Tensor, "b k"], modulus: int) -> Int[Tensor, "b k"]:
     """The value after each of the steps."""
     seen = []
     for step in steps.unbind(1):
-        x = take_step(x, step, modulus)
+        x = torch.where(step < modulus - 1, x + step + 1, x * (step - modulus + 3)) % modulus
         seen.append(x)
     return torch.stack(seen, 1)

@@ -22,8 +22,7 @@ from residua.lab.common.files import Listener, Values
 from residua.lab.common.stats import paired, spread
 from residua.lab.tasks.kept import Kept
 from residua.lab.tasks.registry import build
-from residua.lab.tasks.score import accuracy
-from residua.lab.tasks.task import Task
+from residua.lab.tasks.task import Task, accuracy
 from residua.lab.train import Diverged, TrainConfig, Trainer
 from residua.lab.train.sampler import Batch, Batches
 from residua.lab.train.subject import OwnModel

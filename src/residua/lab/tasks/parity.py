@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from residua.lab.tasks.registry import register
-from residua.lab.tasks.task import Batch, Task, at_least, integers, unasked
+from residua.lab.tasks.task import Batch, Task, at_least, integers, only_last
 
 
 @register("parity")
@@ -30,8 +30,4 @@ class Parity(Task):
     def draw(self, size: int, generator: torch.Generator) -> Batch:
         ids = integers(2, (size, self.length), generator)
         parity = ids.cumsum(1) % 2
-        if not self.last:
-            return Batch(ids, parity, {})
-        targets = unasked(ids)
-        targets[:, -1] = parity[:, -1]
-        return Batch(ids, targets, {})
+        return Batch(ids, only_last(parity) if self.last else parity, {})

@@ -7,7 +7,7 @@ from itertools import permutations
 import torch
 
 from residua.lab.tasks.registry import register
-from residua.lab.tasks.task import Batch, Task, at_least, integers, unasked
+from residua.lab.tasks.task import Batch, Task, at_least, integers, only_last
 
 ELEMENTS = tuple(permutations(range(3)))
 """The orders of three things; a token is a place in this list, and 0 is the identity."""
@@ -45,7 +45,4 @@ class S3(Task):
         for token in ids[:, 1:].unbind(1):
             states.append(products[token, states[-1]])
         targets = torch.stack(states, 1)
-        if self.last:
-            targets, every = unasked(ids), targets
-            targets[:, -1] = every[:, -1]
-        return Batch(ids, targets, {})
+        return Batch(ids, only_last(targets) if self.last else targets, {})

@@ -13,12 +13,10 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from residua.model import objective
-
-IGNORED = objective.IGNORED
+from residua.model.objective import IGNORED
 
 
 class Batch(NamedTuple):
@@ -93,3 +91,19 @@ def distinct(high: int, rows: int, count: int, generator: torch.Generator) -> In
 def unasked(ids: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """Targets that ask nothing yet."""
     return torch.full_like(ids, IGNORED)
+
+
+def only_last(targets: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+    """The same targets, asked for at the last position alone."""
+    asked = unasked(targets)
+    asked[:, -1] = targets[:, -1]
+    return asked
+
+
+def accuracy(logits: Float[Tensor, "b t vocab"], targets: Int[Tensor, "b t"]) -> float:
+    """Right answers over questions; a position whose target is -100 is no question, and of equal logits the first
+    counts."""
+    asked = targets != IGNORED
+    if not asked.any():
+        raise ValueError("no position is scored: every target is -100")
+    return (logits.argmax(-1) == targets)[asked].double().mean().item()

@@ -39,10 +39,7 @@ class Display:
             show(event)
 
     def _say(self, text: str) -> None:
-        if self.console.is_terminal:
-            self.console.print(text)
-        else:  # one event, one line, however long
-            self.console.print(text, soft_wrap=True)
+        self.console.print(text, soft_wrap=not self.console.is_terminal)  # there one event is one line, however long
 
     def _data(self, event: Record) -> None:
         self._say(event["text"])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from residua.lab.train.sampler import Batch
-from residua.lab.train.walk import walk
 from residua.model import Transformer
 
 
@@ -15,6 +20,37 @@ class Diverged(RuntimeError):
     def __init__(self, step: int, site: str, message: str) -> None:
         super().__init__(f"step {step}: {message}")
         self.step, self.site = step, site
+
+
+class Seen(NamedTuple):
+    """One tensor of the pass."""
+
+    site: str
+    """A site's name, or "embed"."""
+    what: str
+    """What it is there, such as "the read of"."""
+    tensor: Tensor
+
+
+@torch.no_grad()
+def walk(model: Transformer, ids: Int[Tensor, "b t"]) -> Iterator[Seen]:
+    """The embedding; what every site reads before its norm and after it, its output, and the state it leaves."""
+    for step in model.walk(ids):
+        name = step.site.name
+        if not step.site.index:
+            yield Seen("embed", "output", model.embed(ids))
+            for leaf in pytree.tree_leaves(step.state):
+                yield Seen("embed", "opened state", leaf)
+        for lane in step.lanes:
+            yield Seen(name, "read", lane)
+        for lane in step.read.lanes:
+            yield Seen(name, "normalised read", lane)
+        if step.y is None:
+            yield Seen(name, "logits", model.logits(step.read.lanes[0]))
+            return
+        yield Seen(name, "output", step.y)
+        for leaf in pytree.tree_leaves(step.after):
+            yield Seen(name, "state after its write", leaf)
 
 
 def owner(model: Transformer, name: str) -> str:

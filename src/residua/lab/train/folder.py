@@ -18,9 +18,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from residua._version import __version__
 from residua.lab.common import locks
-from residua.lab.common.files import Record, Values, read_json, sync_folder, write_json
+from residua.lab.common.files import Record, Values, read_json, sync_folder, versions, write_json
 from residua.lab.train.metrics import MetricsFile
 from residua.lab.train.recipe import Recipe
 
@@ -94,12 +93,7 @@ def machine(device: torch.device) -> Values:
     from residua.ops import _backend
 
     return {
-        "versions": {
-            "residua": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
+        "versions": {**versions(), "numpy": np.__version__},
         "machine": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "instructions": torch.backends.cpu.get_cpu_capability(),

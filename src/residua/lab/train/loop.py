@@ -17,12 +17,11 @@ from residua.lab.train.checkpoint import Checkpoint
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.meter import Meter
 from residua.lab.train.optim import Optimizers
-from residua.lab.train.precision import autocast
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, random_states, set_random_states
 from residua.lab.train.sampler import Batch, Batches, Sampler, Tokens, checksum
 from residua.lab.train.schedule import factor
-from residua.lab.train.subject import OwnModel, Subject
+from residua.lab.train.subject import OwnModel, Subject, autocast
 from residua.model import token_loss
 
 

@@ -159,17 +159,10 @@ class _Run:
         if found is not None:
             self.trainer.restore(found)
             self.saved = found.step
-        self._announce(resumed=found is not None)
-        for path, reason in damaged.items():
-            self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
-        if found is None:
-            self._log(self.trainer.validate())
-
-    def _announce(self, resumed: bool) -> None:
         sizes = self.trainer.optimizers.sizes
         self.tell(
             {
-                "kind": "resumed" if resumed else "start",
+                "kind": "start" if found is None else "resumed",
                 "step": self.trainer.step,
                 "steps": self.config.steps,
                 "design": self.trainer.subject.design,
@@ -180,6 +173,10 @@ class _Run:
                 "out": str(self.folder.path),
             }
         )
+        for path, reason in damaged.items():
+            self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
+        if found is None:
+            self._log(self.trainer.validate())
 
     def _stop_if_asked(self, interrupts: Interrupts) -> None:
         """Save and leave, if a signal came and there is more to do."""
@@ -212,11 +209,7 @@ class _Run:
             parameters=sum(sizes.values()),
             stream_parameters=sizes["stream"],
             steps=trainer.step,
-            tokens=valid["tokens"],
-            passes=valid["passes"],
-            loss=valid["loss"],
-            perplexity=valid["perplexity"],
-            bits_per_byte=valid["bits_per_byte"],
+            **{key: valid[key] for key in ("tokens", "passes", "loss", "perplexity", "bits_per_byte")},
             checkpoint=f"{self.folder.checkpoints.name}/{checkpoints.name(trainer.step)}",
             time={
                 "seconds": meter.seconds,

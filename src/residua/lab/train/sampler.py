@@ -13,7 +13,7 @@ import hashlib
 import math
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -108,10 +108,12 @@ class Sampler(Batches):
         """This rank's rows of every forward pass of one update."""
         config = self.config
         share = config.batch // self.ranks
-        first = step * config.batch * config.accumulate
-        return [
-            self._batch(first + turn * config.batch + self.rank * share, share) for turn in range(config.accumulate)
-        ]
+        made = []
+        for turn in range(config.accumulate):
+            first = (step * config.accumulate + turn) * config.batch + self.rank * share
+            keys = [_key(config.seed, "mask", first + row) for row in range(share)]
+            made.append(self._rows(self.tokens.train, self.starts(first, share), keys))
+        return made
 
     def validation(self) -> Iterator[Batch]:
         """The validation set: windows spread evenly over the split, whatever the seed, the design and the batch."""
@@ -137,29 +139,29 @@ class Sampler(Batches):
             found[here] = offset + order * config.context
         return [int(start) for start in found]
 
-    def _batch(self, first: int, count: int) -> Batch:
-        keys = [_key(self.config.seed, "mask", first + row) for row in range(count)]
-        return self._rows(self.tokens.train, self.starts(first, count), keys)
-
     def _rows(self, ids: NDArray[np.integer], starts: list[int], keys: list[int]) -> Batch:
         """Windows as a batch; each row draws what it hides from a key of its own, so that no grouping matters."""
-        context = self.config.context
-        rows = np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64)
-        whole = torch.from_numpy(rows)
+        batch = windows(ids, starts, self.config.context)
         if not self.config.masked:
-            return Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous())
+            return batch
         assert self.tokens.mask is not None  # checked when the sampler was made
         hidden = [
             mask_tokens(
-                row[None, :-1],
+                row[None],
                 mask_id=self.tokens.mask,
                 vocab=self.tokens.vocab,
                 generator=torch.Generator().manual_seed(key),
             )
-            for row, key in zip(whole, keys, strict=True)
+            for row, key in zip(batch.inputs, keys, strict=True)
         ]
         inputs, targets = zip(*hidden, strict=True)
         return Batch(torch.cat(inputs), torch.cat(targets))
+
+
+def windows(ids: NDArray[np.integer], starts: Sequence[int], context: int) -> Batch:
+    """The `context` tokens from each start on, and the token after each of them."""
+    whole = torch.from_numpy(np.stack([ids[start : start + context + 1] for start in starts]).astype(np.int64))
+    return Batch(whole[:, :-1].contiguous(), whole[:, 1:].contiguous())
 
 
 def spread(tokens: int, context: int, windows: int = 0) -> list[int]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from residua.lab.common.files import Record
+from residua.lab.common.files import Record, Values
 from residua.lab.train.recipe import Recipe
 
 
@@ -85,7 +85,13 @@ class Trackio(Sink):
 
     def open(self, step: int) -> None:
         with redirect_stdout(sys.stderr):  # it greets there, where a result in JSON is to stand alone
-            self.module.init(project="residua", name=self.folder.name, config=self.config.to_json(), resume="allow")
+            self.module.init(
+                project="residua", name=self.folder.name, config=self.config.to_json(), resume="allow", **self.options()
+            )
+
+    def options(self) -> Values:
+        """What else `init` is told."""
+        return {}
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.module.log(dict(values), step=step)
@@ -95,22 +101,14 @@ class Trackio(Sink):
             self.module.finish()
 
 
-class WandB(Sink):
+class WandB(Trackio):
     """A run of project `residua`; offline, unless WANDB_MODE says otherwise: training asks nobody to log in."""
 
     package = "wandb"
 
-    def open(self, step: int) -> None:
-        self.run = self.module.init(
-            project="residua", name=self.folder.name, id=f"{self.folder.name}-{self.config.digest}", resume="allow",
-            dir=str(self.folder), config=self.config.to_json(), mode=os.environ.get("WANDB_MODE", "offline"),
-        )  # fmt: skip
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self.run.finish()
+    def options(self) -> Values:
+        mode = os.environ.get("WANDB_MODE", "offline")
+        return {"id": f"{self.folder.name}-{self.config.digest}", "dir": str(self.folder), "mode": mode}
 
 
 SINKS: dict[str, type[Sink]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WandB}

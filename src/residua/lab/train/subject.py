@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig
-from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss
+from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss, walk
 from residua.lab.train.optim import group_of
-from residua.lab.train.precision import execution
+from residua.lab.train.recipe import Recipe
 from residua.lab.train.sampler import Batch
-from residua.lab.train.walk import stream_rms
 from residua.model import Transformer
+from residua.runner import Execution
 
 
 class Subject(ABC):
@@ -84,3 +86,31 @@ class OwnModel(Subject):
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
         return explain_loss(self.model, step, loss, batches)
+
+
+def stream_rms(model: Transformer, ids: Int[Tensor, "b t"]) -> dict[str, float]:
+    """RMS of what every site reads, before its norm, in reading order; of the first lane where there are several."""
+    found: dict[str, float] = {}
+    for seen in walk(model, ids):
+        if seen.what == "read" and seen.site not in found:
+            found[seen.site] = seen.tensor.float().square().mean().sqrt().item()
+    return found
+
+
+def autocast(config: Recipe, device: torch.device) -> AbstractContextManager[object]:
+    """The context of every forward pass: with dtype=bfloat16, sublayers compute in it."""
+    if config.dtype == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def execution(config: TrainConfig) -> Execution:
+    """How the stream runs: its state in the type the config names, from `open` to the head.
+
+    Under autocast alone it would be whatever the sums promote to: float32 in one design, bfloat16 in another, both in
+    a third. Here the state between sites is one type, by construction: bfloat16, or float32 with `fp32_stream`, which
+    also keeps the design's own reads and writes out of autocast.
+    """
+    if config.dtype == "float32":
+        return Execution()
+    return Execution(torch.float32 if config.fp32_stream else torch.bfloat16, autocast=not config.fp32_stream)
