@@ -28,6 +28,9 @@ from residua.spec import Value, render
 Norm = Callable[..., tuple[Tensor, ...]]
 """`norm(*lanes) -> lanes`. The backbone owns it, so a checkpoint's keys never move; a design calls it once."""
 
+State = Any
+"""The state of a design that is not named: a pytree of tensors."""
+
 Past = Any
 """A pytree of tensors kept between decoding steps; None for a design that never mixes tokens."""
 
@@ -46,7 +49,7 @@ class Read(NamedTuple):
 
     lanes: tuple[Tensor, ...]
     """The normalised inputs: (x,) or (q, k, v)."""
-    carry: Any = ()
+    carry: State = ()
     """What the matching write needs back: a pytree of tensors that dies there."""
 
 
@@ -59,6 +62,11 @@ class Routing(NamedTuple):
     """One weight per lane, source and token for each of `group` equal slices of the width."""
     base: Tensor | float = 0.0
     scale: Tensor | float = 1.0
+
+    @classmethod
+    def static(cls, values: tuple[Tensor, ...], weights: Float[Tensor, " n"]) -> Routing:
+        """One lane, whose weights are the same for every token."""
+        return cls(values, weights[None, :, None, None, None].expand(1, -1, *values[0].shape[:2], 1))
 
     def mixed(self) -> Float[Tensor, "lane b t d"]:
         """The lanes that the weights, values, base and scale say were read."""

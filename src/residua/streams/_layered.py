@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
 from residua import ops
 from residua.plan import Site
-from residua.stream import Norm, Past, Read, Routing, Stream
-from residua.streams._parts import block_names
+from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
+from residua.streams._parts import block_names, opens_block
+
+T = TypeVar("T")
 
 
 class Dense(NamedTuple):
@@ -19,6 +21,47 @@ class Dense(NamedTuple):
     h: Tensor
     sources: tuple[Tensor, ...]
     """The embedding, then every block's output before it was mixed."""
+
+
+class DenseStream(Stream[Dense]):
+    """h <- a mixture of the states after blocks, where a block opens; `read` carries it to h <- h + f(norm(h)).
+
+    dilation, period: every dilation-th state counted back from the newest, after every period-th block.
+    """
+
+    mixes = "states after blocks"
+    conversion = Conversion(exact=True)
+    starts: Start = "standard"
+    dilation: int
+    period: int
+    prepost: bool = False
+    """Whether the mixture is added to h, so that the scale of a single source matters."""
+
+    def open(self, x: Tensor, past: Past = None) -> Dense:
+        return Dense(x, (self.source(x),))
+
+    def write(self, s: Dense, site: Site, read: Read, y: Tensor) -> Dense:
+        h = read.carry + y
+        return Dense(h, self.kept((*s.sources, self.source(h))) if site.last else s.sources)
+
+    def sources(self, site: Site) -> tuple[str, ...]:
+        if not opens_block(site) or site.layer % self.period:
+            return ()
+        taken = self.taken(block_names(site.layer))
+        forgotten = site.kind == "head" and len(taken) == 1 and not self.prepost  # a gain, which the norm undoes
+        return () if forgotten else taken
+
+    def source(self, x: Tensor) -> Tensor:
+        """A state as it is mixed."""
+        return x
+
+    def taken(self, sources: tuple[T, ...]) -> tuple[T, ...]:
+        """Those that a site mixes."""
+        return sources[:: -self.dilation][::-1]
+
+    def kept(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Those that later sites can still mix."""
+        return sources
 
 
 class Layered(NamedTuple):
@@ -68,21 +111,18 @@ class LayeredStream(Stream[Layered]):
 
 
 class StaticLayered(LayeredStream):
-    """x = sum_i softmax(a)_i H_i over block outputs, with one learned vector a at every site that mixes."""
+    """x = sum_i softmax(a)_i H_i over block outputs, with one learned vector a at every site that mixes; elsewhere the
+    newest is read."""
 
-    @abstractmethod
-    def mixes_at(self, site: Site) -> bool:
-        """Whether a site reads a mixture; elsewhere the newest source is read."""
+    starts: Start = "no"
 
     def mixed(self, sources: tuple[Tensor, ...], site: Site) -> tuple[Tensor, ...]:
         part = self.part(site)
         return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
 
     def sources(self, site: Site) -> tuple[str, ...]:
-        return block_names(site.layer) if self.mixes_at(site) else ()
+        return () if self.part(site) is None else block_names(site.layer)
 
     def routing(self, s: Layered, site: Site) -> Routing | None:
-        if not self.mixes_at(site):
-            return None
-        weights = self.part(site).alpha.softmax(0)
-        return Routing(s.sources, weights[None, :, None, None, None].expand(1, -1, *s.sources[0].shape[:2], 1))
+        part = self.part(site)
+        return None if part is None else Routing.static(s.sources, part.alpha.softmax(0))

@@ -67,6 +67,7 @@ class DCA(LayeredStream):
 
     paper = "arXiv 2502.06785"
     mixes = "block deltas"
+    starts: Start = "standard"
     cases = ("", "grn=v1", "grn=v2", "lanes=one", "window=1", "window=2,grn=v1")
 
     def __init__(
@@ -89,10 +90,6 @@ class DCA(LayeredStream):
             return nn.ModuleList(GRN(grn, plan.width, count) for _ in range(lanes))
 
         self.each(make)
-
-    @property
-    def starts(self) -> Start:
-        return "standard"
 
     def feeds(self, site: Site) -> int:
         part = self.part(site)

@@ -12,7 +12,9 @@ from residua.registry import register
 from residua.spec import Value
 from residua.stream import OPEN, Conversion, Past, Read, Start
 from residua.streams._attending import AttendingStream, Gate, Mixture, Null, Route
-from residua.streams._parts import Query, group_names, group_size
+from residua.streams._parts import Part, Query, group_names, group_size
+
+GateOption = Literal["none", "scalar", "vector", "alpha"]
 
 
 class Deltas(NamedTuple):
@@ -26,15 +28,38 @@ class Deltas(NamedTuple):
 
 
 class Asked(nn.Module):
-    """The parameters of one route, by name."""
+    """The parameters of one read, by name."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, query: Query | None, null: Part | None, gate: Gate | None) -> None:
         super().__init__()
-        self.query, self.null, self.gate = route
+        self.query, self.null, self.gate = query, null, gate
+
+
+class DeltaStream(AttendingStream[Deltas]):
+    """x = h + gate * read: what both forms of the design share."""
+
+    conversion = Conversion({"gate": "alpha"}, exact=True)
+
+    def open(self, x: Tensor, past: Past = None) -> Deltas:
+        return Deltas(x, (x,))
+
+    def plain(self, state: Deltas) -> Tensor:
+        return state.h
+
+    base = plain
+
+    def route(self, choices: int, null: Null | None, gate: GateOption) -> Route:
+        """A read with so many choices, of which one needs no query.
+
+        Under alpha = 0 a zero query would sit on a saddle: its read is a multiple of h, which the norm forgets, so that
+        alpha has no gradient, and without alpha the query has none.
+        """
+        query = Query(self.plan.width, 0.02 if gate == "alpha" else 0.0) if choices > 1 else None
+        return Route(query, null, None if gate == "none" else Gate(gate, self.plan.width))
 
 
 @register("delta")
-class Delta(AttendingStream[Deltas]):
+class Delta(DeltaStream):
     """x = h + g sum_n softmax_n(w . rmsnorm(d_n)) d_n, h <- h + f(norm(x)) over d = [e, o_0, o_1, ...].
 
     Only the input is enriched: the stream never contains the read, and the head reads the plain stream. A source
@@ -71,7 +96,6 @@ class Delta(AttendingStream[Deltas]):
         "centered=true,gate=scalar,blocks=2",
         "centered=true,gate=alpha",
     )
-    conversion = Conversion({"gate": "alpha"}, exact=True)
     refuses: ClassVar = {
         "total": "its read is added to the stream, which already holds the sum; use gate or centered",
         "heads": "its paper routes the whole width at once; attnres:heads=... splits it",
@@ -84,7 +108,7 @@ class Delta(AttendingStream[Deltas]):
         block: int | None = None,
         blocks: int | None = None,
         include_partial: bool = False,
-        gate: Literal["none", "scalar", "vector", "alpha"] = "none",
+        gate: GateOption = "none",
         null: bool = False,
         value_lane: bool = False,
         centered: bool = False,
@@ -99,8 +123,8 @@ class Delta(AttendingStream[Deltas]):
             if centered and count == 1:  # nothing to weigh against
                 continue
             lanes = 2 if value_lane and site.lanes == 3 else 1
-            routes = tuple(self._route(count, null, gate) for _ in range(lanes))
-            self.at[site.name] = nn.ModuleList(map(Asked, routes))
+            routes = tuple(self.route(count + null, Null() if null else None, gate) for _ in range(lanes))
+            self.at[site.name] = nn.ModuleList(Asked(*route) for route in routes)
             self._routes[site.name] = routes
 
     @classmethod
@@ -119,15 +143,6 @@ class Delta(AttendingStream[Deltas]):
             return "standard"
         return "eps" if self.size == 1 or self.include_partial else "no"
 
-    def open(self, x: Tensor, past: Past = None) -> Deltas:
-        return Deltas(x, (x,))
-
-    def plain(self, s: Deltas) -> Tensor:
-        return s.h
-
-    def base(self, s: Deltas) -> Tensor:
-        return s.h
-
     def mixture(self, s: Deltas, site: Site) -> Mixture:
         return Mixture(s.sources, s.partial if self.include_partial else ())
 
@@ -145,16 +160,6 @@ class Delta(AttendingStream[Deltas]):
         closed, inside = divmod(site.index, self.size)
         partial = (OPEN,) if inside and self.include_partial else ()
         return ("embed", *group_names(self.plan, self.size, closed), *partial)
-
-    def _route(self, sources: int, null: bool, gate: Literal["none", "scalar", "vector", "alpha"]) -> Route:
-        # One source needs no query. Under alpha = 0 a zero query would sit on a saddle: its read is a multiple of h,
-        # which the norm forgets, so that alpha has no gradient, and without alpha the query has none.
-        std = 0.02 if gate == "alpha" else 0.0
-        return Route(
-            Query(self.plan.width, std) if sources + null > 1 else None,
-            Null() if null else None,
-            None if gate == "none" else Gate(gate, self.plan.width),
-        )
 
     def _refuse(self, null: bool, value_lane: bool) -> None:
         if self.include_partial and self.size == 1:

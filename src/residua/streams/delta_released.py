@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Conversion, Past, Read, Start
-from residua.streams._attending import AttendingStream, Gate, Mixture, Route
-from residua.streams._parts import Part, Query, constant, group_names, group_size
-
-
-class Pushed(NamedTuple):
-    """The stream, and the sources pushed so far."""
-
-    h: Tensor
-    sources: tuple[Tensor, ...]
+from residua.stream import Read, Start
+from residua.streams._attending import Mixture
+from residua.streams._parts import Part, constant, group_names, group_size
+from residua.streams.delta import Asked, Deltas, DeltaStream, GateOption
 
 
 class NullVector(Part):
@@ -30,16 +24,8 @@ class NullVector(Part):
         self.add("vector", (width,), constant(0.0))
 
 
-class Asked(nn.Module):
-    """The parameters of one route, by name."""
-
-    def __init__(self, route: Route, null: NullVector | None) -> None:
-        super().__init__()
-        self.query, self.null, self.gate = route.query, null, route.gate
-
-
 @register("delta_released")
-class DeltaReleased(AttendingStream[Pushed]):
+class DeltaReleased(DeltaStream):
     """x = h + g sum_n softmax_n(w . rmsnorm(d_n)) d_n; in blocks d_n = h - d_{n-1}, a true delta only up to the second.
 
     Without blocks a source is one sublayer's output, as in `delta`. With blocks (whole layers, ceil(L / blocks) each) a
@@ -60,7 +46,6 @@ class DeltaReleased(AttendingStream[Pushed]):
         "gate=scalar",
         "gate=alpha",
     )
-    conversion = Conversion({"gate": "alpha"}, exact=True)
     refuses: ClassVar = {
         key: f"the released code has no working {key}; use delta"
         for key in ("include_partial", "centered", "value_lane", "total", "heads")
@@ -72,7 +57,7 @@ class DeltaReleased(AttendingStream[Pushed]):
         *,
         block: int | None = None,
         blocks: int | None = None,
-        gate: Literal["none", "scalar", "vector", "alpha"] = "none",
+        gate: GateOption = "none",
         null: bool = False,
         eps: float = 1e-6,
     ) -> None:
@@ -83,10 +68,9 @@ class DeltaReleased(AttendingStream[Pushed]):
             count = len(self._names(site))
             if count + null == 0:
                 continue
-            # as in delta: one source needs no query, and under alpha = 0 a zero query would never learn
-            query = Query(plan.width, 0.02 if gate == "alpha" else 0.0) if count + null > 1 else None
-            route = Route(query, gate=None if gate == "none" else Gate(gate, plan.width))
-            self.at[site.name] = nn.ModuleList([Asked(route, NullVector(plan.width) if null else None)])
+            route = self.route(count + null, None, gate)
+            vector = NullVector(plan.width) if null else None
+            self.at[site.name] = nn.ModuleList([Asked(route.query, vector, route.gate)])
             self._routes[site.name] = (route,)
 
     @property
@@ -95,27 +79,18 @@ class DeltaReleased(AttendingStream[Pushed]):
             return "standard"
         return "no" if self.span else "eps"
 
-    def open(self, x: Tensor, past: Past = None) -> Pushed:
-        return Pushed(x, (x,))
-
-    def plain(self, s: Pushed) -> Tensor:
-        return s.h
-
-    def base(self, s: Pushed) -> Tensor:
-        return s.h
-
-    def mixture(self, s: Pushed, site: Site) -> Mixture:
+    def mixture(self, s: Deltas, site: Site) -> Mixture:
         null = self.part(site)[0].null
         if null is None:
             return Mixture(s.sources)
         # a vector of the site's own stands in front, so that no two sites see the same sources
         return Mixture((), (null.vector.to(s.h).expand_as(s.h), *(s.sources if site.index else ())))
 
-    def write(self, s: Pushed, site: Site, read: Read, y: Tensor) -> Pushed:
+    def write(self, s: Deltas, site: Site, read: Read, y: Tensor) -> Deltas:
         if not self.span:
-            return Pushed(s.h + y, (*s.sources, y))
+            return Deltas(s.h + y, (*s.sources, y))
         pushes = site.first and site.layer > 0 and site.layer % self.span == 0
-        return Pushed(s.h + y, (*s.sources, s.h - s.sources[-1]) if pushes else s.sources)
+        return Deltas(s.h + y, (*s.sources, s.h - s.sources[-1]) if pushes else s.sources)
 
     def sources(self, site: Site) -> tuple[str, ...]:
         if not self.routes(site):

@@ -103,7 +103,7 @@ class DepthSWA(Stream[Window]):
         if enter == "qkv" and not any(site.lanes == 3 for site in plan.sites):
             raise ValueError("depthswa: enter=qkv needs an attention sublayer; this layout has none")
         if key_norm and not self._chooses():
-            raise ValueError("depthswa: key_norm has no effect where every site has one source; drop it")
+            raise ValueError("depthswa: key_norm has no effect where no site has two sources; drop it")
         self.shared = Projections(plan.width, self._chooses()) if shared else None
 
         def make(site: Site) -> nn.ModuleDict | None:

@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor
 
 from residua import ops
-from residua.plan import Plan, Site
+from residua.plan import Plan
 from residua.registry import register
-from residua.stream import Conversion, Start
+from residua.stream import Conversion
 from residua.streams._layered import StaticLayered
 from residua.streams._parts import Static, opens_block
 
@@ -55,23 +55,16 @@ class ELC(StaticLayered):
         eps: float | None = None,
     ) -> None:
         super().__init__(plan)
-        self.normalized, self.weighted = variant == "normalized", variant == "weighted"
+        self.normalized = variant == "normalized"
         if eps is not None and not self.normalized:
             raise ValueError(f"elc: eps belongs to variant=normalized; variant={variant} has no norm of its own")
         self.eps = 1e-7 if eps is None else eps
         self.keeps_x = (mlp_input or ("attn" if variant == "base" else "sum")) == "sum"
-        newest = 1.0 if variant == "base" else 0.0
-        self.each(lambda site: Static(site.layer + 1, newest) if self.mixes_at(site) else None)
-
-    @property
-    def starts(self) -> Start:
-        return "no"
+        newest, plain = 1.0 if variant == "base" else 0.0, None if variant == "weighted" else "head"
+        self.each(lambda site: Static(site.layer + 1, newest) if opens_block(site) and site.kind != plain else None)
 
     def inner(self, base: Tensor, delta: Tensor) -> Tensor:
         return base + delta if self.keeps_x else delta
 
     def output(self, base: Tensor, delta: Tensor) -> Tensor:
         return ops.layer_norm(delta, self.eps) if self.normalized else delta
-
-    def mixes_at(self, site: Site) -> bool:
-        return opens_block(site) and (self.weighted or site.kind != "head")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,11 +12,9 @@ from residua import ops
 from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
-from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
-from residua.streams._layered import Dense
-from residua.streams._parts import Part, block_names, constant, normal, opens_block, positive, recent
-
-T = TypeVar("T")
+from residua.stream import Norm, Read, Routing
+from residua.streams._layered import Dense, DenseStream, T
+from residua.streams._parts import Part, constant, normal, positive, recent
 
 EPS = 1e-6
 """Of the norms: the post-norm's slope at zero, its gain 1e-3 over sqrt(EPS), is then exactly 1."""
@@ -55,7 +53,7 @@ class Dynamic(Part):
 
 
 @register("mudd")
-class MUDD(Stream[Dense]):
+class MUDD(DenseStream):
     """x^c = sum_j A^c_j(x_i) x_j for c in q, k, v, r; h = x^r + attn(q, k, v); A = gelu(rmsnorm(x_i) W1) W2 + a.
 
     Sources are the states after each block; the newest decides the weights, which may be negative. W2 = 0 and a
@@ -71,8 +69,6 @@ class MUDD(Stream[Dense]):
     """
 
     paper = "arXiv 2502.12170"
-    mixes = "states after blocks"
-    conversion = Conversion(exact=True)
     cases = (
         "",
         "prepost=all",
@@ -101,68 +97,45 @@ class MUDD(Stream[Dense]):
             count = len(self.sources(site))
             if not count:
                 return None
-            lanes = self._lanes(site)
+            lanes = 1 if site.kind == "head" else site.lanes + 1
             wide = 4 * count if site.kind == "head" else lanes * count
             return Dynamic(plan.width, lanes, count, wide if hidden == "paper" else (wide // 64 + 1) * 64, prepost)
 
         self.each(make)
 
-    @property
-    def starts(self) -> Start:
-        return "standard"
-
     def feeds(self, site: Site) -> int:
         return 3 if self.part(site) is not None and site.lanes == 3 else 1
-
-    def open(self, x: Tensor, past: Past = None) -> Dense:
-        return Dense(x, (self._source(x),))
 
     def read(self, s: Dense, site: Site, norm: Norm) -> Read:
         part = self.part(site)
         if part is None:
             return Read(norm(s.h), carry=s.h)
-        mixed = ops.mix(part(s.h), self._taken(s.sources))
+        mixed = ops.mix(part(s.h), self.taken(s.sources))
         if self.prepost:
             mixed = s.h + (part.scale(mixed) * mixed).to(s.h.dtype)
         *lanes, r = mixed
         return Read(norm(*lanes or (r,)), carry=r)
 
-    def write(self, s: Dense, site: Site, read: Read, y: Tensor) -> Dense:
-        h = read.carry + y
-        return Dense(h, self._kept((*s.sources, self._source(h))) if site.last else s.sources)
-
-    def sources(self, site: Site) -> tuple[str, ...]:
-        if not opens_block(site) or site.layer % self.period:
-            return ()
-        taken = self._taken(block_names(site.layer))
-        forgotten = site.kind == "head" and len(taken) == 1 and not self.prepost  # a gain, which the norm undoes
-        return () if forgotten else taken
-
     def routing(self, s: Dense, site: Site) -> Routing | None:
         part = self.part(site)
         if part is None:
             return None
-        values, weights = self._taken(s.sources), part(s.h)
+        values, weights = self.taken(s.sources), part(s.h)
         read = slice(None) if site.kind == "head" else slice(-1)  # r is carried to the write, not read
         if not self.prepost:
             return Routing(values, weights[read, ..., None])
         return Routing(values, weights[read, ..., None], s.h, part.scale(ops.mix(weights, values))[read])
 
-    def _source(self, x: Tensor) -> Tensor:
+    def source(self, x: Tensor) -> Tensor:
         return ops.rms_norm(x, EPS) if self.prepost else x
 
-    def _lanes(self, site: Site) -> int:
-        return 1 if site.kind == "head" else site.lanes + 1
-
-    def _taken(self, sources: tuple[T, ...]) -> tuple[T, ...]:
-        """Every dilation-th source counted back from the newest; in a window, the last of them, and the embedding if
-        it is among them."""
-        taken = sources[:: -self.dilation][::-1]
+    def taken(self, sources: tuple[T, ...]) -> tuple[T, ...]:
+        """In a window the last of them, and the embedding if it is among them."""
+        taken = super().taken(sources)
         if self.window is None or len(taken) <= self.window:
             return taken
         embed = sources[:1] if (len(sources) - 1) % self.dilation == 0 else ()
         return (*embed, *taken[-self.window :])
 
-    def _kept(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What later sites can still read."""
-        return sources if self.dilation > 1 else self._taken(sources)
+    def kept(self, sources: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return sources if self.dilation > 1 else self.taken(sources)

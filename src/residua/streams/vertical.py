@@ -7,9 +7,9 @@ from typing import Literal
 from torch import Tensor
 
 from residua import ops
-from residua.plan import Plan, Site
+from residua.plan import Plan
 from residua.registry import register
-from residua.stream import Conversion, Past, Start
+from residua.stream import Conversion, Past
 from residua.streams._layered import Layered, StaticLayered
 from residua.streams._parts import Static, opens_block
 
@@ -51,17 +51,10 @@ class Vertical(StaticLayered):
         super().__init__(plan)
         self.scaled, self.inner_residual, self.eps = _NORMS[norm], inner_residual, eps
         newest = 1.0 if init == "last" else 0.0
-        self.each(lambda site: Static(site.layer + 1, newest) if self.mixes_at(site) else None)
-
-    @property
-    def starts(self) -> Start:
-        return "no"
+        self.each(lambda site: Static(site.layer + 1, newest) if opens_block(site) and site.kind != "head" else None)
 
     def open(self, x: Tensor, past: Past = None) -> Layered:
         return Layered((self.scaled(x, self.eps),))
 
     def output(self, base: Tensor, delta: Tensor) -> Tensor:
         return self.scaled(base + delta if self.inner_residual else delta, self.eps)
-
-    def mixes_at(self, site: Site) -> bool:
-        return opens_block(site) and site.kind != "head"
