@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from residua.spec import Value
 
@@ -42,7 +42,7 @@ def options_of(cls: type) -> dict[str, Option]:
     }
 
 
-def check_options(cls: Any, options: Mapping[str, Value]) -> None:
+def check_options(cls: type, options: Mapping[str, Value]) -> None:
     """Raise one error that names the option, the value and what would be right."""
     known = options_of(cls)
     design = getattr(cls, "name", cls.__name__)
@@ -59,7 +59,7 @@ def check_options(cls: Any, options: Mapping[str, Value]) -> None:
             raise ValueError(f"{design}: eps takes a number from 0 to below 1, not {value!r}")
 
 
-def _option(cls: type, name: str, hint: Any, default: Any) -> Option:
+def _option(cls: type, name: str, hint: object, default: Value | None) -> Option:
     if get_origin(hint) in (Union, UnionType):
         (hint,) = (part for part in get_args(hint) if part is not NoneType)
     if get_origin(hint) is Literal:

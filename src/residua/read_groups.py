@@ -19,7 +19,7 @@ from residua import ops
 from residua.ops.attend import CARRIED, Carry, groupable, merge, together
 from residua.ops.attend import ahead as begin
 from residua.plan import Site
-from residua.stream import OPEN, Stream
+from residua.stream import OPEN, State, Stream
 from residua.streams._attending import AttendingStream, Route, lanes
 from residua.streams._parts import Query
 
@@ -48,10 +48,10 @@ class Coming(NamedTuple):
 class ReadGroups:
     """Begins and ends the shared reads of one stream."""
 
-    def __init__(self, stream: AttendingStream[Any], group: int, least: int, blockwise: bool) -> None:
+    def __init__(self, stream: AttendingStream, group: int, least: int, blockwise: bool) -> None:
         self.stream, self.group, self.least, self.blockwise = stream, group, least, blockwise
 
-    def lanes(self, state: Any, ahead: Ahead, site: Site) -> list[Tensor] | None:
+    def lanes(self, state: State, ahead: Ahead, site: Site) -> list[Tensor] | None:
         """What a site reads, from what was begun for it; None where that does not fit."""
         stream, graded = self.stream, torch.is_grad_enabled()
         routes = stream.routes(site)
@@ -74,7 +74,7 @@ class ReadGroups:
             found.append(route.onto(base, read))
         return lanes(found)
 
-    def onward(self, state: Any, ahead: Ahead, site: Site) -> tuple[Any, Ahead]:
+    def onward(self, state: State, ahead: Ahead, site: Site) -> tuple[State, Ahead]:
         """After the write of a site: what is left of what was begun, or a new beginning."""
         used = len(self.stream.routes(site))
         if len(ahead.made) > used:
@@ -85,7 +85,7 @@ class ReadGroups:
             return state, NOTHING
         return self._begin(state, site)
 
-    def _begin(self, state: Any, site: Site) -> tuple[Any, Ahead]:
+    def _begin(self, state: State, site: Site) -> tuple[State, Ahead]:
         stream, after = self.stream, self.stream.plan.readers[site.index + 1]
         coming = _coming(stream, self.group, self.blockwise)[after.index]
         if coming is None:
@@ -125,11 +125,10 @@ def _entered(route: Route, made: Tensor, base: Tensor | None) -> Tensor:
     return route.onto(base, made) if route.gate is not None and route.gate.kind == "vector" else base + made
 
 
-def _made(routes: list[Route], sources: tuple[Tensor, ...], stream: AttendingStream[Any]) -> tuple[Tensor, ...]:
+def _made(routes: list[Route], sources: tuple[Tensor, ...], stream: AttendingStream) -> tuple[Tensor, ...]:
     """Complete reads, in one call that takes parameters where they lie."""
-    queries: list[Any] = [
-        route.query._parameters for route in routes if route.query is not None
-    ]  # quicker than getattr
+    # quicker than getattr
+    queries: list[Any] = [route.query._parameters for route in routes if route.query is not None]
     return together(
         [one["query"] for one in queries], [one["gain"] for one in queries], sources,
         nulls=[route.null.logit for route in routes if route.null is not None],
@@ -138,10 +137,10 @@ def _made(routes: list[Route], sources: tuple[Tensor, ...], stream: AttendingStr
     )  # fmt: skip
 
 
-_known: WeakKeyDictionary[Stream[Any], dict[tuple[int, bool], list[Coming | None]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Stream, dict[tuple[int, bool], list[Coming | None]]] = WeakKeyDictionary()
 
 
-def _coming(stream: AttendingStream[Any], most: int, blockwise: bool) -> list[Coming | None]:
+def _coming(stream: AttendingStream, most: int, blockwise: bool) -> list[Coming | None]:
     """For every reader the reads from it on that share a pass, found once a stream: the plan alone decides."""
     known = _known.setdefault(stream, {})
     if (most, blockwise) not in known:
@@ -149,7 +148,7 @@ def _coming(stream: AttendingStream[Any], most: int, blockwise: bool) -> list[Co
     return known[most, blockwise]
 
 
-def _planned(stream: AttendingStream[Any], most: int, blockwise: bool) -> list[Coming | None]:
+def _planned(stream: AttendingStream, most: int, blockwise: bool) -> list[Coming | None]:
     readers, names = stream.plan.readers, [stream.sources(site) for site in stream.plan.readers]
     kept = [tuple(name for name in each if name != OPEN) for each in names]
     # Sources that grow by one a site are worth a pass that later sites add to. Where they stay the same for a while,

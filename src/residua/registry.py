@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from residua.plan import Plan
 from residua.spec import Spec, parse
 from residua.stream import Stream
 
-Design = TypeVar("Design", bound=type[Stream[Any]])
+Design = TypeVar("Design", bound=type[Stream])
 
-_designs: dict[str, type[Stream[Any]]] = {}
+_designs: dict[str, type[Stream]] = {}
 
 
 def register(name: str) -> Callable[[Design], Design]:
@@ -46,7 +46,7 @@ def names() -> tuple[str, ...]:
     return tuple(_designs)
 
 
-def design(name: str) -> type[Stream[Any]]:
+def design(name: str) -> type[Stream]:
     """The class registered as `name`. Raises ValueError for an unknown name, with the known ones."""
     if name not in _designs:
         near = difflib.get_close_matches(name, _designs, n=1)
@@ -55,7 +55,7 @@ def design(name: str) -> type[Stream[Any]]:
     return _designs[name]
 
 
-def build(spec: Spec, plan: Plan) -> Stream[Any]:
+def build(spec: Spec, plan: Plan) -> Stream:
     """`build("attnres:block=8", plan)` is `AttnRes(plan, block=8)`.
 
     spec: a string, or the mapping that `Stream.config` gives.

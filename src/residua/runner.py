@@ -26,13 +26,13 @@ from torch.utils import _pytree as pytree
 
 from residua.plan import Plan, Site
 from residua.read_groups import NOTHING, Ahead, ReadGroups
-from residua.stream import Norm, Past, Read, Stream
+from residua.stream import Norm, Past, Read, State, Stream
 
 
 class Flow(NamedTuple):
     """What passes from site to site."""
 
-    state: Any
+    state: State
     """Of the design: all that its equation needs."""
     ahead: Ahead = NOTHING
     """Of the runner: reads of coming sites that were begun or made already."""
@@ -51,7 +51,7 @@ class Execution:
     least: int = 1 << 16
     """Numbers in a source from which sharing pays in training: below, a call costs more than the memory it saves."""
 
-    def own(self, device: torch.device) -> AbstractContextManager[Any]:
+    def own(self, device: torch.device) -> AbstractContextManager[object]:
         """Where a design's own arithmetic runs."""
         return nullcontext() if self.autocast else torch.autocast(device.type, enabled=False)
 
@@ -65,22 +65,22 @@ class Observer:
     def opened(self, x: Tensor) -> None:
         """A forward begins."""
 
-    def lanes(self, state: Any, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def lanes(self, state: State, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What a site reads before its norm; the return value is read in its place."""
         return lanes
 
-    def read(self, state: Any, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
+    def read(self, state: State, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
         """A site has read these lanes."""
 
-    def wrote(self, site: Site, y: Tensor, state: Any) -> None:
+    def wrote(self, site: Site, y: Tensor, state: State) -> None:
         """A site has written y, and left this state."""
 
 
-_observers: WeakKeyDictionary[Stream[Any], tuple[Observer, ...]] = WeakKeyDictionary()
+_observers: WeakKeyDictionary[Stream, tuple[Observer, ...]] = WeakKeyDictionary()
 
 
 @contextmanager
-def observed(stream: Stream[Any], *observers: Observer) -> Iterator[None]:
+def observed(stream: Stream, *observers: Observer) -> Iterator[None]:
     """Let observers see every forward of a stream in the `with`, after those that see it already.
 
     A compiled graph has no place to look: in the `with`, compiled models run as they were written.
@@ -97,7 +97,7 @@ def observed(stream: Stream[Any], *observers: Observer) -> Iterator[None]:
 class Runner:
     """The three verbs of a stream, executed."""
 
-    def __init__(self, stream: Stream[Any], execution: Execution = PLAINLY, *, blockwise: bool = False) -> None:
+    def __init__(self, stream: Stream, execution: Execution = PLAINLY, *, blockwise: bool = False) -> None:
         """blockwise: the state is cut after every block, so that nothing is begun for the next one."""
         self.stream, self.execution = stream, execution
         self.groups: ReadGroups | None = None
@@ -152,7 +152,7 @@ class Runner:
         return self.stream.past(flow.state)
 
     @staticmethod
-    def cut(flow: Flow) -> Any:
+    def cut(flow: Flow) -> State:
         """The state alone, which crosses a pipeline cut or is kept by a checkpoint; `Flow(state)` goes on with it."""
         return flow.state
 
@@ -163,7 +163,7 @@ class Runner:
                 return Read(norm(*lanes))
         return self.stream.read(flow.state, site, norm)
 
-    def _onward(self, state: Any, flow: Flow, site: Site) -> Flow:
+    def _onward(self, state: State, flow: Flow, site: Site) -> Flow:
         if self.groups is None or torch.compiler.is_compiling():  # a compiler fuses reads itself
             return Flow(state)
         return Flow(*self.groups.onward(state, flow.ahead, site))
@@ -192,14 +192,14 @@ class Step(NamedTuple):
     """One site of a walk."""
 
     site: Site
-    state: Any
+    state: State
     """Before the read."""
     lanes: tuple[Tensor, ...]
     """What was read, before the norm."""
     read: Read
     y: Tensor | None
     """What the sublayer answered; the head answers nothing."""
-    after: Any
+    after: State
     """The state after the write."""
 
 
@@ -209,7 +209,7 @@ def unchanged(*lanes: Tensor) -> tuple[Tensor, ...]:
 
 
 def walk(
-    runner: Runner | Stream[Any],
+    runner: Runner | Stream,
     x: Tensor,
     answer: Callable[[Site, Read], Tensor],
     norm: Callable[[Site], Norm] = lambda site: unchanged,
@@ -233,7 +233,7 @@ def walk(
         flow = after
 
 
-def cast(state: Any, dtype: torch.dtype) -> Any:
+def cast(state: State, dtype: torch.dtype) -> State:
     """Every number of a state in one type; what the state holds twice stays one tensor."""
     leaves, shape = pytree.tree_flatten(state)
     made = {id(leaf): leaf.to(dtype) if leaf.is_floating_point() else leaf for leaf in leaves}

@@ -26,7 +26,7 @@ from residua.plan import Site
 from residua.registry import build, design, names
 from residua.runner import Execution, Flow, Observer, Runner, observed
 from residua.spec import parse, render
-from residua.stream import Norm, Read, Stream
+from residua.stream import Norm, Read, State, Stream
 
 TOLERANCE = {
     torch.float64: (1e-12, 1e-11),
@@ -168,14 +168,14 @@ def uncovered(name: str) -> list[str]:
     return missing
 
 
-def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Site, Any, Norm]]:
+def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Site, State, Norm]]:
     """Every (site, state before its read, norm) of one forward, the head last."""
     norms = {each.site.index: each.norm for each in model.sublayers()}
     for step in model.walk(tokens):
         yield step.site, step.state, norms.get(step.site.index, model.norm)
 
 
-def _gradients(model: nn.Module, tokens: Tensor, **options: Any) -> dict[str, Tensor]:
+def _gradients(model: nn.Module, tokens: Tensor, **options: bool) -> dict[str, Tensor]:
     model.zero_grad()
     token_loss(model(tokens, **options), tokens.roll(-1, 1)).backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -195,10 +195,10 @@ def law_shapes_and_types(case: Case) -> None:
 class _Shapes(Observer):
     """Judges every read before its sublayer sees it."""
 
-    def __init__(self, stream: Stream[Any], dtype: torch.dtype) -> None:
+    def __init__(self, stream: Stream, dtype: torch.dtype) -> None:
         self.stream, self.dtype = stream, dtype
 
-    def read(self, state: Any, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
+    def read(self, state: State, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
         fed, dtype = self.stream.feeds(site), self.dtype
         assert len(read.lanes) == fed, f"{site.name}: read gave {len(read.lanes)} lanes, feeds says {fed}"
         assert fed in (1, site.lanes), f"{site.name} takes 1 or {site.lanes} lanes, not {fed}"
@@ -213,7 +213,7 @@ class _Shapes(Observer):
 def law_state_is_tensors(case: Case) -> None:
     """The state is tensors in NamedTuples and tuples: no None, list, dict or number."""
 
-    def look(node: Any, where: str) -> None:
+    def look(node: object, where: str) -> None:
         if isinstance(node, tuple):
             for place, child in enumerate(node):
                 look(child, f"{where}[{place}]")

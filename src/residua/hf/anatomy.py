@@ -17,6 +17,21 @@ from typing import Any
 
 from residua.plan import LANES, Plan, Slot, parse_layout
 
+Config = Any
+"""A configuration of transformers, whose attributes its architecture decides."""
+
+Model = Any
+"""A model of transformers, or one of its modules."""
+
+Tokenizer = Any
+"""One of transformers' tokenizers."""
+
+Class = Any
+"""One of transformers' classes, or one made from it at run time."""
+
+Argument = Any
+"""What transformers passes on through a method, and is passed on here."""
+
 PREFIX = "residua_"
 """Of the model type of a converted model: `residua_llama`."""
 
@@ -39,8 +54,8 @@ class Fused:
     """One projection that makes q, k and v: `groups` times (q, k, v) side by side, of these sizes."""
 
     name: str
-    sizes: Callable[[Any], tuple[int, int, int]]
-    groups: Callable[[Any], int] = lambda config: 1
+    sizes: Callable[[Config], tuple[int, int, int]]
+    groups: Callable[[Config], int] = lambda config: 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +75,10 @@ class Anatomy:
     """All parts read the same thing and are written as one: one site a layer."""
     cache: str = "past_key_values"
     """The name under which a layer is handed the cache."""
-    resolve: Callable[[Anatomy, Any], Anatomy] | None = None
+    resolve: Callable[[Anatomy, Config], Anatomy] | None = None
     """The row for one configuration, where a setting changes the anatomy; it may refuse."""
 
-    def of(self, config: Any) -> Anatomy:
+    def of(self, config: Config) -> Anatomy:
         """This row, as the configuration makes it."""
         return self if self.resolve is None else self.resolve(self, config)
 
@@ -87,28 +102,28 @@ class Anatomy:
             )
         return slots
 
-    def plan(self, config: Any, layout: str | None = None) -> Plan:
+    def plan(self, config: Config, layout: str | None = None) -> Plan:
         """Every site of a model with this configuration."""
         return Plan.regular(config.hidden_size, config.num_hidden_layers, self.slots(layout))
 
 
-def _gpt2(row: Anatomy, config: Any) -> Anatomy:
+def _gpt2(row: Anatomy, config: Config) -> Anatomy:
     if config.add_cross_attention:
         raise ValueError("gpt2 with add_cross_attention=true is half of an encoder-decoder; only decoders convert")
     return row
 
 
-def _neox(row: Anatomy, config: Any) -> Anatomy:
+def _neox(row: Anatomy, config: Config) -> Anatomy:
     return replace(row, parallel=config.use_parallel_residual)
 
 
-def _gemma3(row: Anatomy, config: Any) -> Anatomy:
+def _gemma3(row: Anatomy, config: Config) -> Anatomy:
     if config.use_bidirectional_attention:
         raise ValueError("gemma3_text with use_bidirectional_attention=true is an encoder; only decoders convert")
     return row
 
 
-def _grouped(config: Any) -> tuple[int, int, int]:
+def _grouped(config: Config) -> tuple[int, int, int]:
     """The sizes of q, k and v where fewer heads make keys and values."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return (config.num_attention_heads * width, *(config.num_key_value_heads * width,) * 2)
@@ -176,7 +191,7 @@ KEPT = frozenset(part.kind for row in ANATOMY.values() for part in row.parts)
 """Sublayer kinds that a decoder has already; the others can be inserted."""
 
 
-def anatomy_of(config: Any) -> Anatomy:
+def anatomy_of(config: Config) -> Anatomy:
     """The row of a configuration's architecture; an unknown one is an error that says how to add it."""
     model_type = str(config.model_type).removeprefix(PREFIX)
     if model_type in ANATOMY:
@@ -191,7 +206,7 @@ def anatomy_of(config: Any) -> Anatomy:
     )
 
 
-def probe(backbone: Any, anatomy: Anatomy) -> None:
+def probe(backbone: Model, anatomy: Anatomy) -> None:
     """Refuse a backbone whose modules are not where its row says: another release, or a fine-tune with other code."""
     name = type(backbone).__name__
     missing = [each for each in (anatomy.layers, anatomy.norm) if not hasattr(backbone, each)]

@@ -7,13 +7,15 @@ the cache treats as a layer of its own, so that reordering for beams, repeating,
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from transformers.cache_utils import Cache as HFCache
 from transformers.cache_utils import CacheLayerMixin
+
+from residua.hf.anatomy import Argument
+from residua.stream import Past
 
 
 class Recent:
@@ -38,7 +40,7 @@ class Kept:
         """Tokens seen, padding included."""
         self.seen: Tensor | int = 0
         """Tokens seen of every row, without padding."""
-        self.past: Any = None
+        self.past: Past = None
         self.slots: dict[str, Recent] = {}
 
     def slot(self, site: str, make: Callable[[], Recent]) -> Recent:
@@ -47,7 +49,7 @@ class Kept:
             self.slots[site] = make()
         return self.slots[site]
 
-    def advance(self, past: Any, tokens: int, mask: Tensor | None) -> None:
+    def advance(self, past: Past, tokens: int, mask: Tensor | None) -> None:
         """Take in a forward of `tokens` tokens, of which `mask` says which are no padding."""
         self.past = past
         self.length += tokens
@@ -86,7 +88,9 @@ class Memory(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Argument, **kwargs: Argument
+    ) -> tuple[Tensor, Tensor]:
         raise RuntimeError("the memory of a residual stream takes no keys and values: this model has fewer layers")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

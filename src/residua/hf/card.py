@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from residua._version import __version__
-from residua.hf.anatomy import PREFIX
+from residua.hf.anatomy import PREFIX, Model
 
 
-def card(model: Any) -> str:
+def card(model: Model) -> str:
     """README.md for the model's directory or hub page."""
     config, stream = model.config, model.base_model.stream
     base = getattr(config, "base", "") or config.model_type.removeprefix(PREFIX)
@@ -58,7 +59,7 @@ def licence_of(folder: Path) -> str | None:
     return named[1] if named else None
 
 
-def _identity(report: Any) -> str:
+def _identity(report: Mapping[str, Any] | None) -> str:
     if not report:
         return "not checked"
     gaps = ", ".join(f"{name} {gap:.2g}" for name, gap in report["batches"].items())

@@ -9,7 +9,6 @@ They are made when they are first asked for, and Auto classes learn of the model
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 from transformers import AutoConfig, AutoModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
@@ -17,7 +16,7 @@ from transformers.core_model_loading import WeightRenaming
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
 
-from residua.hf.anatomy import PREFIX
+from residua.hf.anatomy import PREFIX, Argument, Class, Config
 from residua.hf.converted import AUTO, Converted
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
@@ -29,15 +28,15 @@ KEPT_IN_FLOAT32 = r"(?:^|\.)stream\."
 class ConvertedConfig:
     """Mixed into the base's config; making one tells the Auto classes of the models that take it."""
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        base: Any = super()
+    def __post_init__(self, **kwargs: Argument) -> None:
+        base: Class = super()
         base.__post_init__(**kwargs)
-        own: Any = type(self)
+        own: Class = type(self)
         register_models(own)
 
 
 @cache
-def config_class(base_type: str) -> Any:
+def config_class(base_type: str) -> Class:
     """The config class of converted models of one architecture."""
     base = CONFIG_MAPPING[base_type]
     body = {
@@ -58,7 +57,7 @@ def config_class(base_type: str) -> Any:
 
 
 @cache
-def register_models(config: Any) -> None:
+def register_models(config: Config) -> None:
     """Let the Auto classes build the models of a converted config."""
     base = CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)]
     for auto in AUTO:
@@ -69,7 +68,7 @@ def register_models(config: Any) -> None:
 
 
 @cache
-def model_class(base: Any) -> Any:
+def model_class(base: Class) -> Class:
     """The converted form of a Hugging Face model class: a backbone, or a backbone with a head."""
     base_type = base.config_class.model_type
     recorded = dict(base._can_record_outputs or {})
@@ -85,7 +84,7 @@ def model_class(base: Any) -> Any:
         "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
         "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
     }
-    bases: tuple[Any, ...] = (Converted, base)
+    bases: tuple[Class, ...] = (Converted, base)
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
         body["after_input"] = positional(base.forward)
         bases = (Converted, OnStreamBackbone, base)

@@ -6,30 +6,29 @@ moves. That is checked before the model is handed back: a conversion that change
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from residua.hf.anatomy import PREFIX, anatomy_of, probe
+from residua.hf.anatomy import PREFIX, Class, Config, Model, Tokenizer, anatomy_of, probe
 from residua.hf.defaults import entry
-from residua.spec import Spec
+from residua.spec import Spec, Value
 from residua.stream import Conversion
 
 
 def convert(
-    model: Any,
+    model: Model,
     design: Spec,
     *,
     layout: str | None = None,
-    tokenizer: Any = None,
-    dtype: Any = "auto",
+    tokenizer: Tokenizer = None,
+    dtype: torch.dtype | str = "auto",
     revision: str | None = None,
     check: bool = True,
     seed: int = 0,
     say: Callable[[str], None] | None = print,
-) -> Any:
+) -> Model:
     """The model on the residual stream of `design`, with the same logits.
 
     model:      a transformers model, which is changed and returned; or a directory or hub name to load.
@@ -67,13 +66,13 @@ def convert(
     say = say or (lambda line: None)
     say(f"{config.model_type} -> {stream.spec}" + (f", layout {layout}" if layout else ""))
     if not check:
-        _install(model, stream.config, layout, None, seed)
+        _install(model, stream.config, layout, seed)
         say("identity: not checked")
         return model
     return _checked(model, stream.config, layout, tokenizer, expected, seed, say)
 
 
-def refuse(model: Any) -> None:
+def refuse(model: Model) -> None:
     """What cannot be converted though its architecture could."""
     quantised = getattr(model, "hf_quantizer", None) or getattr(model.config, "quantization_config", None)
     if quantised is not None:
@@ -86,14 +85,14 @@ def refuse(model: Any) -> None:
 
 
 def _checked(
-    model: Any,
-    config: Any,
+    model: Model,
+    config: Config,
     layout: str | None,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     expected: Conversion,
     seed: int,
     say: Callable[[str], None],
-) -> Any:
+) -> Model:
     from residua.hf.identity import answers, batches, compare, in_float32
     from residua.hf.insert import Inserted
     from residua.hf.install import remove
@@ -102,7 +101,7 @@ def _checked(
     classes = model.__class__, model.base_model.__class__
     with in_float32(model):
         before = answers(model, ids)
-        _install(model, config, layout, None, seed)
+        _install(model, config, layout, seed)
         report = compare(model, before, ids, expected)
     for module in model.modules():
         if isinstance(module, Inserted):
@@ -121,7 +120,7 @@ def _checked(
     return model
 
 
-def _install(model: Any, stream: Any, layout: str | None, identity: Any, seed: int) -> None:
+def _install(model: Model, stream: Mapping[str, Value], layout: str | None, seed: int) -> None:
     """Give a live model its converted config and classes, and start its stream."""
     from residua.hf.classes import config_class, model_class
     from residua.hf.install import install
@@ -129,12 +128,12 @@ def _install(model: Any, stream: Any, layout: str | None, identity: Any, seed: i
     base, backbone = model.config, model.base_model
     made = config_class(base.model_type)
     values = {key: value for key, value in base.to_dict().items() if key not in ("model_type", "transformers_version")}
-    config = made.from_dict({**values, "stream": dict(stream), "layout": layout, "identity": identity})
+    config = made.from_dict({**values, "stream": dict(stream), "layout": layout, "identity": None})
     config._attn_implementation = base._attn_implementation
     config._experts_implementation = base._experts_implementation
     config._name_or_path = base._name_or_path
     config.base = _public(str(base._name_or_path or ""))
-    made_of: Any = type(model)
+    made_of: Class = type(model)
     model.__class__ = model_class(made_of)
     _reconfigure(model, base, config)
     model.__dict__.pop("_weight_conversions", None)  # of the base's checkpoint; saving finds those of the new type
@@ -145,7 +144,7 @@ def _install(model: Any, stream: Any, layout: str | None, identity: Any, seed: i
     _collect(model)
 
 
-def _reconfigure(model: Any, old: Any, new: Any) -> None:
+def _reconfigure(model: Model, old: Config, new: Config) -> None:
     """Give every module that has a config the new one."""
     for module in model.modules():
         if getattr(module, "config", None) is old:
@@ -157,7 +156,7 @@ def _public(name: str) -> str:
     return Path(name).name if Path(name).is_absolute() or Path(name).exists() else name
 
 
-def _collect(model: Any) -> None:
+def _collect(model: Model) -> None:
     """What `post_init` gathers from the classes, for classes that came later."""
     for module in {id(each): each for each in (model.base_model, model)}.values():
         module._no_split_modules = {*module._no_split_modules, *type(module)._no_split_modules}

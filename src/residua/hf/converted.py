@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.forward import MASK
 from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
@@ -26,17 +27,17 @@ AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
 class Converted(Base):
     """Mixed into a model class of Hugging Face, before it."""
 
-    config: Any
-    base_model: Any
-    converted: ClassVar[Callable[[Any], Any]]
+    config: Config
+    base_model: Model
+    converted: ClassVar[Callable[[Class], Class]]
     """The converted form of another model class: of the backbone, which a model with a head makes as the base does."""
 
-    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: Config, *args: Argument, **kwargs: Argument) -> None:
         super().__init__(config, *args, **kwargs)
         install(self)
 
     @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+    def from_pretrained(cls, *args: Argument, output_loading_info: bool = False, **kwargs: Argument) -> Model:
         """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("converted models are loaded from safetensors alone; leave out use_safetensors=False")
@@ -52,7 +53,7 @@ class Converted(Base):
         else:
             super()._init_weights(module)
 
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Argument = None, **kwargs: Argument) -> None:
         """As in transformers, without reentrant checkpoints."""
         given = {"use_reentrant": False} | (gradient_checkpointing_kwargs or {})
         if given["use_reentrant"]:
@@ -62,7 +63,7 @@ class Converted(Base):
             )
         super().gradient_checkpointing_enable(given, **kwargs)
 
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+    def prepare_inputs_for_generation(self, *args: Argument, **kwargs: Argument) -> dict[str, Any]:
         """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         mask = kwargs.get("attention_mask")
@@ -73,11 +74,11 @@ class Converted(Base):
             inputs[MASK] = mask[:, -tokens.shape[1] :]
         return inputs
 
-    def _valid_auto_compile_criteria(self, *args: Any, **kwargs: Any) -> bool:
+    def _valid_auto_compile_criteria(self, *args: Argument, **kwargs: Argument) -> bool:
         # What a memory keeps is replaced at every token, which the CUDA graphs of an automatic compilation cannot hold.
         return not self.base_model.remembers and super()._valid_auto_compile_criteria(*args, **kwargs)
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Argument, *args: Argument, **kwargs: Argument) -> None:
         """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
         own, config = type(self), type(self.config)
         built = [auto.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is own]
@@ -88,13 +89,13 @@ class Converted(Base):
         if kwargs.get("is_main_process", True):
             write_beside(self, save_directory)
 
-    def _upload_modified_files(self, working_dir: Any, *args: Any, **kwargs: Any) -> Any:
+    def _upload_modified_files(self, working_dir: Argument, *args: Argument, **kwargs: Argument) -> Argument:
         write_card(self, working_dir)  # a push puts its own template over the card
         return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 
 @torch.no_grad()
-def _start(part: Any) -> None:
+def _start(part: Model) -> None:
     """Put the parameters of a site at their start, but for those that a checkpoint has filled already."""
     filled = {
         name: parameter.clone()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from residua.plan import Plan
 from residua.registry import build, design
@@ -19,7 +18,7 @@ BOUND = 1e-5
 """max |difference of a logit| / RMS of the logits, in float32, that counts as the same network."""
 
 
-def entry(spec: Spec, plan: Plan) -> tuple[Stream[Any], Conversion]:
+def entry(spec: Spec, plan: Plan) -> tuple[Stream, Conversion]:
     """The design as it enters a trained network, with what is expected of its start."""
     name, options = parse(spec)
     name, options = design(name).upgraded(options)
@@ -37,7 +36,7 @@ def entry(spec: Spec, plan: Plan) -> tuple[Stream[Any], Conversion]:
     )
 
 
-def _cure(cls: type[Stream[Any]], options: Mapping[str, Value], plan: Plan) -> str:
+def _cure(cls: type[Stream], options: Mapping[str, Value], plan: Plan) -> str:
     """The option to leave out, where one alone is the reason; those that the conversion sets come first."""
     set_here = cls.conversion.options
     for key in sorted(options, key=lambda each: each not in set_here):

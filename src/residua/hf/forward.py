@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Part
+from residua.hf.anatomy import Anatomy, Argument, Config, Model, Part
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.placing import placed
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
-from residua.stream import Stream
+from residua.stream import State, Stream
 
 MASK = "token_mask"
 """The keyword that carries which tokens are no padding to every layer."""
@@ -35,7 +34,7 @@ class Tap(nn.Module):
         return x
 
 
-def positional(forward: Callable[..., Any]) -> tuple[str, ...]:
+def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     """The names of what may follow the first argument of a forward without a keyword."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in inspect.signature(forward).parameters.items() if each.kind in kinds]
@@ -45,7 +44,7 @@ def positional(forward: Callable[..., Any]) -> tuple[str, ...]:
 class Owner:
     """A way back to the backbone, whose stream may be wrapped or replaced (as peft does), that is no submodule."""
 
-    def __init__(self, backbone: Any) -> None:
+    def __init__(self, backbone: Model) -> None:
         self.backbone = backbone
 
 
@@ -56,14 +55,14 @@ class OnStreamLayer:
     sites: tuple[Site, ...]
     tap: Tap
     inserted: nn.ModuleDict
-    _modules: dict[str, Any]
+    _modules: dict[str, Model]
     lanes: LaneHooks | None
     owner: Owner
     after_state: tuple[str, ...]
     gradient_checkpointing: bool
     training: bool
 
-    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, hidden_states: State, *args: Argument, **kwargs: Argument) -> State:
         kwargs.update(zip(self.after_state, args, strict=False))
         backbone = self.owner.backbone
         stream, mask = backbone.stream, kwargs.pop(MASK, None)
@@ -78,12 +77,14 @@ class OnStreamLayer:
             flow = Flow(flow)
         parts, between = iter(self.anatomy.parts), self.inserted._modules
         for site in self.sites:
-            inserted: Any = between.get(site.name)
+            inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
             norm = inserted.norm if part is None else self._norm(part)
-            raw: Any = None
+            raw: State = None
 
-            def normed(first: Tensor, *others: Tensor, norm: Any = norm, tap: Any = tap if site.first else None) -> Any:
+            def normed(
+                first: Tensor, *others: Tensor, norm: Model = norm, tap: Model = tap if site.first else None
+            ) -> State:
                 nonlocal raw
                 raw = first if tap is None else tap(first)
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
@@ -104,9 +105,9 @@ class OnStreamLayer:
     def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
         return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
 
-    def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Argument]) -> Tensor:
         """What a part makes of its lanes, as it is written."""
-        sublayer: Any = self._modules[part.sublayer]
+        sublayer: Model = self._modules[part.sublayer]
         if len(lanes) == 1:
             (x,) = lanes
         else:
@@ -126,7 +127,7 @@ class OnStreamNorm:
     owner: Owner
     tap: Tap
 
-    def forward(self, hidden_states: Any) -> Tensor:
+    def forward(self, hidden_states: State) -> Tensor:
         stream = self.owner.backbone.stream
         normalise = super().forward  # type: ignore[misc]
         flow = placed(self, stream, (stream.plan.head,), hidden_states)
@@ -138,14 +139,14 @@ class OnStreamNorm:
 class OnStreamBackbone:
     """Embedding, layers and final norm of the base; beside them, the stream."""
 
-    stream: Stream[Any]
+    stream: Stream
     execution: Execution
     remembers: bool
     """Whether decoding needs more than keys and values: the design mixes tokens, or a sublayer was inserted."""
-    config: Any
+    config: Config
     after_input: tuple[str, ...]
 
-    def forward(self, input_ids: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
         kwargs.update(zip(self.after_input, args, strict=False))
         if self.remembers and kwargs.get(MASK) is None:
             mask = kwargs.get("attention_mask")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from residua.hf.anatomy import Model, Tokenizer
 from residua.hf.defaults import BOUND
 from residua.hf.forward import Tap
 from residua.stream import Conversion
@@ -22,7 +23,7 @@ TEXT = (
 )
 
 
-def batches(model: Any, tokenizer: Any = None) -> dict[str, Tensor]:
+def batches(model: Model, tokenizer: Tokenizer = None) -> dict[str, Tensor]:
     """Token ids to compare on: a text (its bytes, where there is no tokenizer) and random ones."""
     vocab = model.get_input_embeddings().weight.shape[0]
     longest = min(64, getattr(model.config, "max_position_embeddings", None) or 64)
@@ -50,13 +51,13 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 @torch.no_grad()
-def answers(model: Any, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+def answers(model: Model, ids: dict[str, Tensor]) -> dict[str, Tensor]:
     """The logits for every batch; of a backbone without a head, what a head would read."""
     outputs = {name: model(each.to(model.device), use_cache=False) for name, each in ids.items()}
     return {name: each.logits if "logits" in each else each.last_hidden_state for name, each in outputs.items()}
 
 
-def compare(model: Any, before: dict[str, Tensor], ids: dict[str, Tensor], expected: Conversion) -> dict[str, Any]:
+def compare(model: Model, before: dict[str, Tensor], ids: dict[str, Tensor], expected: Conversion) -> dict[str, Any]:
     """The report of the check, as it is printed and stored in the config."""
     with smallest_square(model) as seen:
         after = answers(model, ids)
@@ -82,7 +83,7 @@ def smallest_square(model: nn.Module) -> Iterator[list[float]]:
     """Mean squares of what the blocks and the head read, the smallest of every read."""
     seen: list[float] = []
 
-    def watch(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def watch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         seen.append(args[0].square().mean(-1).min().item())
 
     handles = [tap.register_forward_pre_hook(watch) for tap in model.modules() if isinstance(tap, Tap)]
@@ -93,7 +94,7 @@ def smallest_square(model: nn.Module) -> Iterator[list[float]]:
             handle.remove()
 
 
-def _explained(model: Any, seen: list[float]) -> float:
+def _explained(model: Model, seen: list[float]) -> float:
     """How far an eps that is not small beside the stream may move a logit, relative to the logits' RMS.
 
     1 / sqrt(m + eps) differs from 1 / sqrt(m) by the share eps / 2m, and every site's norm may add as much. More than

@@ -10,7 +10,7 @@ padding of Hugging Face: what they keep between tokens lies in the memory of `hf
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import initialization as init
 
 from residua import ops
-from residua.hf.anatomy import KEPT
+from residua.hf.anatomy import KEPT, Config
 from residua.hf.cache import Kept, Recent
 from residua.plan import Kinds, Site, Slot
 from residua.stream import Stream
@@ -38,7 +38,7 @@ class Inserted(nn.Module, ABC):
         super().__init_subclass__()
         KINDS.add(kind, cls)
 
-    def __init__(self, config: Any, site: Site) -> None:
+    def __init__(self, config: Config, site: Site) -> None:
         super().__init__()
         self.site = site.name
         self.gain = nn.Parameter(torch.ones(config.hidden_size))
@@ -69,7 +69,7 @@ class InsertedSWA(Inserted, kind="swa"):
     """Attention over the last `window` tokens, or with mode=local over those so far of the current block of them."""
 
     def __init__(
-        self, config: Any, site: Site, *, window: int = 16, mode: Literal["sliding", "local"] = "sliding"
+        self, config: Config, site: Site, *, window: int = 16, mode: Literal["sliding", "local"] = "sliding"
     ) -> None:
         super().__init__(config, site)
         if window < 1:
@@ -103,7 +103,7 @@ class InsertedSWA(Inserted, kind="swa"):
 class InsertedCanon(Inserted, kind="canon"):
     """A linear causal convolution per channel."""
 
-    def __init__(self, config: Any, site: Site, *, kernel: int = 4) -> None:
+    def __init__(self, config: Config, site: Site, *, kernel: int = 4) -> None:
         super().__init__(config, site)
         if kernel < 1:
             raise ValueError(f"{site.name}: kernel={kernel} must be at least 1: it counts the current token")
@@ -136,7 +136,7 @@ class InsertedConv(InsertedCanon, kind="conv"):
         return F.silu(y)
 
 
-def insert(config: Any, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream: Stream[Any]) -> nn.ModuleDict:
+def insert(config: Config, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream: Stream) -> nn.ModuleDict:
     """The sublayers that one layer has beside its own, by the names of their sites."""
     made = nn.ModuleDict()
     for site, slot in zip(sites, slots, strict=True):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
-from residua.hf.anatomy import anatomy_of, probe
+from residua.hf.anatomy import Class, Model, anatomy_of, probe
 from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Owner, Tap, positional
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
@@ -21,7 +20,7 @@ OF_STREAM = "_of_stream"
 """Marks modules whose parameters start as the design says, not as Hugging Face would have them."""
 
 
-def install(model: Any) -> None:
+def install(model: Model) -> None:
     """Put a model whose config has a `stream` on it; a model that is on one already stays as it is."""
     backbone = model.base_model
     if isinstance(getattr(backbone, "stream", None), Stream):
@@ -54,7 +53,7 @@ def install(model: Any) -> None:
     backbone.remembers = stream.mixes_tokens or len(slots) > len(anatomy.kinds())
 
 
-def remove(model: Any, classes: tuple[Any, Any]) -> None:
+def remove(model: Model, classes: tuple[Class, Class]) -> None:
     """Undo `install` on a live model whose classes were these, its own and its backbone's."""
     backbone = model.base_model
     anatomy = anatomy_of(backbone.config)
@@ -70,7 +69,7 @@ def remove(model: Any, classes: tuple[Any, Any]) -> None:
     model.__class__, backbone.__class__ = classes
 
 
-def _forget_recorders(backbone: Any) -> None:
+def _forget_recorders(backbone: Model) -> None:
     """Take off the hooks of an earlier `output_hidden_states`, which would record the state; they come back at taps."""
     for module in backbone.modules():
         for key, hook in list(module._forward_hooks.items()):
@@ -80,7 +79,7 @@ def _forget_recorders(backbone: Any) -> None:
 
 
 @cache
-def _on_stream(base: Any, mixin: Any) -> Any:
+def _on_stream(base: Class, mixin: Class) -> Class:
     """The class of a layer or a final norm, with the mixin before it."""
     body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
     return made(f"Residua{base.__name__}", (mixin, base), body)

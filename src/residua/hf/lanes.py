@@ -6,23 +6,22 @@ takes the three lanes as three batches, and from each of its answers the lane's 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from residua.hf.anatomy import Anatomy, Fused
+from residua.hf.anatomy import Anatomy, Config, Fused
 
 
 class LaneHooks:
     """The hooks on the projections of one attention, put on again where a projection was replaced (as peft does)."""
 
-    def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Any) -> None:
+    def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Config) -> None:
         self.projections, self.width = anatomy.projections, int(config.hidden_size)
         if isinstance(self.projections, Fused):
             self.sizes, self.groups = self.projections.sizes(config), self.projections.groups(config)
         self.hooked: dict[str, nn.Module] = {}
-        self.handles: dict[str, list[Any]] = {}
+        self.handles: dict[str, list[RemovableHandle]] = {}
         self.attach(attention)
 
     def attach(self, attention: nn.Module) -> None:
@@ -49,11 +48,11 @@ class LaneHooks:
             handle.remove()
         self.hooked, self.handles = {}, {}
 
-    def lanes_as_batches(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def lanes_as_batches(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """[b, t, 3 d] as [3 b, t, d]."""
         return (torch.cat(args[0].split(self.width, -1)), *args[1:])
 
-    def own_thirds(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def own_thirds(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """From the answers to q, k and v, the parts that are q, k and v."""
         answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
         return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
@@ -65,5 +64,5 @@ class OwnLane:
     def __init__(self, lane: int, width: int) -> None:
         self.lane, self.width = lane, width
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0].split(self.width, -1)[self.lane], *args[1:])

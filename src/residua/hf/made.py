@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Mapping
+
+from residua.hf.anatomy import Class
 
 
-def made(name: str, bases: tuple[Any, ...], body: dict[str, Any]) -> Any:
+def made(name: str, bases: tuple[Class, ...], body: Mapping[str, object]) -> Class:
     """A class called `name`, kept here."""
     found = type(name, bases, {**body, "__module__": __name__})
     setattr(sys.modules[__name__], name, found)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from residua.hf.anatomy import Model
 from residua.hf.storage import INDEX, SINGLE, check_weights, model_type
 from residua.spec import Value
 
@@ -75,7 +76,7 @@ def design_of(config: dict[str, Any]) -> dict[str, Value]:
     return {"name": "delta_released", **grouped, "gate": GATES[gate], "null": null, "eps": eps}
 
 
-def load_official(source: Path | str, *, dtype: torch.dtype | None = None) -> Any:
+def load_official(source: Path | str, *, dtype: torch.dtype | None = None) -> Model:
     """The model in a directory written by the released code, on the residual stream it was trained with."""
     from transformers import Qwen3ForCausalLM
 
@@ -116,7 +117,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _fill(model: Any, tensors: dict[str, Tensor]) -> None:
+def _fill(model: Model, tensors: dict[str, Tensor]) -> None:
     places = dict(model.named_parameters(remove_duplicate=False))
     stream, filled, leftover = model.model.stream, set(), []
     for key, value in tensors.items():
@@ -151,6 +152,6 @@ def _routed(key: str) -> tuple[str, str] | None:
     return f"l{found[1]}_{found[2]}", _NAMES[found[3]]
 
 
-def _parameter(places: dict[str, Any], site: str, name: str) -> str | None:
+def _parameter(places: dict[str, Tensor], site: str, name: str) -> str | None:
     start, end = f"model.stream.at.{site}.", f".{name}"
     return next((each for each in places if each.startswith(start) and each.endswith(end)), None)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from residua.hf.anatomy import Model
 from residua.plan import Site
-from residua.stream import Stream
+from residua.stream import State, Stream
 
 
-def placed(module: Any, stream: Stream[Any], sites: tuple[Site, ...], state: Any) -> Any:
+def placed(module: Model, stream: Stream, sites: tuple[Site, ...], state: State) -> State:
     """The state on the device of a module that accelerate has placed; elsewhere the state itself.
 
     The verbs of a stream are no `forward`, so accelerate's hooks never see them: the parameters of these sites are
@@ -29,7 +28,7 @@ def placed(module: Any, stream: Stream[Any], sites: tuple[Site, ...], state: Any
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
 
 
-def settle(stream: Stream[Any], sites: tuple[Site, ...], device: torch.device) -> None:
+def settle(stream: Stream, sites: tuple[Site, ...], device: torch.device) -> None:
     """Move the parameters of some sites to a device; what all sites share must be there already."""
     own = {id(each) for part in stream.at.values() for each in part.parameters()}
     for name, parameter in stream.named_parameters():

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
-from residua.hf.anatomy import ANATOMY, PREFIX
+from residua.hf.anatomy import ANATOMY, PREFIX, Argument, Class, Config
 
 
 def register(auto: ModuleType) -> None:
@@ -23,18 +22,18 @@ def _pending(base_type: str) -> type:
     class Pending:
         model_type = PREFIX + base_type
 
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        def __new__(cls, *args: Argument, **kwargs: Argument) -> Config:
             return _made()(*args, **kwargs)
 
         @classmethod
-        def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        def from_dict(cls, *args: Argument, **kwargs: Argument) -> Config:
             return _made().from_dict(*args, **kwargs)
 
         @classmethod
-        def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        def from_pretrained(cls, *args: Argument, **kwargs: Argument) -> Config:
             return _made().from_pretrained(*args, **kwargs)
 
-    def _made() -> Any:
+    def _made() -> Class:
         from residua.hf.classes import config_class
 
         return config_class(base_type)

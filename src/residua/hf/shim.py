@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from residua.hf.anatomy import Class
 
 
-def find(base_type: str, name: str) -> Any:
+def find(base_type: str, name: str) -> Class:
     """The class `name` of converted models of one architecture."""
     from residua.hf import classes, made
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-from residua.hf.anatomy import PREFIX, anatomy_of
+import torch
+
+from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer, anatomy_of
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -19,7 +20,7 @@ TEMPLATE = "This model card has been automatically generated"
 """What Hugging Face's own card says, which tells nothing."""
 
 
-def load_base(source: str, *, dtype: Any = "auto", revision: str | None = None) -> Any:
+def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str | None = None) -> Model:
     """A plain decoder from a directory or the hub, after looking at its files."""
     from transformers import AutoModelForCausalLM
 
@@ -38,7 +39,7 @@ def load_base(source: str, *, dtype: Any = "auto", revision: str | None = None) 
         raise ValueError(f"{source}: {_first_line(error)}") from None
 
 
-def load_config(source: str, *, revision: str | None = None) -> Any:
+def load_config(source: str, *, revision: str | None = None) -> Config:
     """The config of a directory or hub name."""
     from transformers import AutoConfig
 
@@ -121,7 +122,7 @@ def _check_shard(file: Path) -> None:
 _OURS = re.compile(r"(?:^|\.)(?:stream|inserted)\.")
 
 
-def check_loaded(model: Any, info: Mapping[str, Any]) -> None:
+def check_loaded(model: Model, info: Mapping[str, Iterable[str]]) -> None:
     """Refuse weights of another design than the config's: all of its keys must have come, or none of any design."""
     strange = sorted(key for key in info["unexpected_keys"] if _OURS.search(key))
     absent = sorted(key for key in info["missing_keys"] if _OURS.search(key))
@@ -134,7 +135,7 @@ def check_loaded(model: Any, info: Mapping[str, Any]) -> None:
         )
 
 
-def load_tokenizer(source: str) -> Any:
+def load_tokenizer(source: str) -> Tokenizer:
     """The tokenizer beside a model; None where there is none."""
     folder = Path(source)
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -152,13 +153,13 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def write_beside(model: Any, folder: Any) -> None:
+def write_beside(model: Model, folder: Path | str) -> None:
     """What a saved model needs beside its weights: the shim that loads it, and its card."""
     (Path(folder) / f"{SHIM}.py").write_text(shim(model))
     write_card(model, folder)
 
 
-def write_card(model: Any, folder: Any) -> None:
+def write_card(model: Model, folder: Path | str) -> None:
     """The model card, unless somebody wrote one."""
     from residua.hf.card import card
 
@@ -167,7 +168,7 @@ def write_card(model: Any, folder: Any) -> None:
         file.write_text(card(model))
 
 
-def shim(model: Any) -> str:
+def shim(model: Model) -> str:
     """A module with the classes of one model, taken from the installed package."""
     names = sorted({type(model).__name__, type(model.base_model).__name__, type(model.config).__name__})
     base_type = model.config.model_type.removeprefix(PREFIX)

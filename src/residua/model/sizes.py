@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,7 +18,7 @@ from residua.counting.walk import Walk
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
 from residua.runner import walk
-from residua.stream import Stream
+from residua.stream import State, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
     )
 
 
-def state_floats(stream: Stream[Any]) -> dict[str, int]:
+def state_floats(stream: Stream) -> dict[str, int]:
     """Numbers per token in the state after each write; a tensor held twice is sent once.
 
     Two sequence lengths are walked and subtracted: what a design keeps per sequence drops out.
@@ -71,21 +70,21 @@ def state_floats(stream: Stream[Any]) -> dict[str, int]:
     return {site: two[site] - one[site] for site in two}
 
 
-def _stream_flops(stream: Stream[Any], tokens: int) -> float:
+def _stream_flops(stream: Stream, tokens: int) -> float:
     walk = Walk(stream.parameters())
     with torch.device("meta"), ops.backend("reference"), walk:
         _walk(stream, tokens)
     return sum(walk.flops.values())
 
 
-def _walk(stream: Stream[Any], tokens: int) -> tuple[dict[str, int], Any]:
+def _walk(stream: Stream, tokens: int) -> tuple[dict[str, int], State]:
     """Run the stream with sublayers that do nothing: the numbers in its state after each write, and the last state."""
     x = torch.empty(1, tokens, stream.plan.width)
     steps = list(walk(stream, x, lambda site, read: torch.empty(x.shape)))
     return {step.site.name: state_numbers(step.after) for step in steps[:-1]}, steps[-1].state
 
 
-def state_numbers(state: Any) -> int:
+def state_numbers(state: State) -> int:
     """Numbers that a state holds; a tensor held twice counts once."""
     return sum({id(leaf): leaf.numel() for leaf in pytree.tree_leaves(state)}.values())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,13 +21,13 @@ from residua.ops.window_attend.position import rotations
 from residua.plan import Site
 from residua.registry import build
 from residua.runner import Execution, Flow, Runner, Step, walk
-from residua.stream import Stream
+from residua.stream import State, Stream
 
 
 class Block(nn.Module):
     """The unit of checkpointing, sharding and pipeline cuts."""
 
-    def __init__(self, config: ModelConfig, sites: tuple[Site, ...], stream: Stream[Any]) -> None:
+    def __init__(self, config: ModelConfig, sites: tuple[Site, ...], stream: Stream) -> None:
         super().__init__()
         self.sites = sites
         self.sublayers = nn.ModuleList(
@@ -42,7 +41,7 @@ class Block(nn.Module):
             flow = runner.write(flow, site, read, sublayer(*read.lanes, context=context))
         return flow
 
-    def alone(self, state: Any, runner: Runner, context: Context) -> Any:
+    def alone(self, state: State, runner: Runner, context: Context) -> State:
         """From a state to a state: the block between two cuts."""
         return runner.cut(self(Flow(state), runner, context))
 
