@@ -181,6 +181,12 @@ def _gradients(model: nn.Module, tokens: Tensor, **options: bool) -> dict[str, T
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
+def _assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert_close(found[name], gradient, f"gradient of {name}", gradient=True)
+
+
 @law
 def law_shapes_and_types(case: Case) -> None:
     """A read returns `feeds(site)` lanes of the embedding's shape and type, and the state keeps that type: in
@@ -253,10 +259,8 @@ def law_pure(case: Case) -> None:
 def law_checkpointing(case: Case) -> None:
     """Gradients are the same when blocks are recomputed in the backward pass."""
     model = case.model()
-    plain, recomputed = _gradients(model, ids()), _gradients(model, ids(), checkpointed=True)
-    assert plain.keys() == recomputed.keys()
-    for name, gradient in plain.items():
-        assert_close(recomputed[name], gradient, f"gradient of {name}", gradient=True)
+    plain = _gradients(model, ids())
+    _assert_same(_gradients(model, ids(), checkpointed=True), plain)
 
 
 @law
@@ -285,10 +289,7 @@ def law_execution(case: Case) -> None:
         with torch.no_grad():
             assert_close(model(ids()), whole, "logits without gradients")
         for checkpointed in (False, True):
-            found = _gradients(model, ids(), checkpointed=checkpointed)
-            assert found.keys() == plain.keys()
-            for name, gradient in plain.items():
-                assert_close(found[name], gradient, f"gradient of {name}", gradient=True)
+            _assert_same(_gradients(model, ids(), checkpointed=checkpointed), plain)
 
 
 @law
@@ -499,6 +500,6 @@ def law_one_graph(case: Case) -> None:
     torch._dynamo.reset()
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")  # a module, typed as a function
     assert_close(compiled(ids()), model(ids()), "compiled logits")
-    for name, gradient in _gradients(compiled, ids()).items():
-        assert_close(gradient, plain[name.removeprefix("_orig_mod.")], f"compiled gradient of {name}", gradient=True)
+    found = _gradients(compiled, ids())
+    _assert_same({name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}, plain)
     torch._dynamo.reset()

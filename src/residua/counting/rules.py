@@ -6,8 +6,10 @@ written from the definition of its function; none is read off the operators that
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -127,15 +129,16 @@ def _matmul(call: Call) -> float:
     return 2 * call.size * call.inputs[0].shape[-1]
 
 
+def letters(pattern: str, operands: Iterable[Tensor]) -> dict[str, int]:
+    """The sizes behind the letters of an einsum."""
+    terms = pattern.split("->")[0].split(",")
+    pairs = [zip(term.strip(), each.shape, strict=True) for term, each in zip(terms, operands, strict=True)]
+    return dict(chain.from_iterable(pairs))
+
+
 def _einsum(call: Call) -> float:
     """A multiplication and an addition for every combination of the letters."""
-    letters: dict[str, int] = {}
-    for term, operand in zip(call.args[0].split("->")[0].split(","), call.inputs, strict=True):
-        letters |= dict(zip(term.strip(), operand.shape, strict=True))
-    total = 2
-    for size in letters.values():
-        total *= size
-    return total
+    return 2 * math.prod(letters(call.args[0], call.inputs).values())
 
 
 def _rms_norm(call: Call) -> float:

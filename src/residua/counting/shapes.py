@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from residua.counting.rules import Arguments, Function, Keywords, tensors
+from residua.counting.rules import Arguments, Function, Keywords, letters, tensors
 
 _BROADCAST = (
     "add", "sub", "__rsub__", "neg", "abs", "maximum", "minimum", "mul", "div", "square", "pow", "__rpow__",
@@ -126,11 +126,8 @@ def _matmul(left: Tensor, right: Tensor) -> Tensor | None:
 
 
 def _einsum(pattern: str, *operands: Tensor) -> Tensor:
-    terms, result = pattern.split("->")
-    sizes: dict[str, int] = {}
-    for term, operand in zip(terms.split(","), operands, strict=True):
-        sizes |= dict(zip(term.strip(), operand.shape, strict=True))
-    return _empty([sizes[letter] for letter in result.strip()], operands[0].dtype)
+    sizes = letters(pattern, operands)
+    return _empty([sizes[letter] for letter in pattern.split("->")[1].strip()], operands[0].dtype)
 
 
 def _embedding(ids: Tensor, weight: Tensor, *args: object, **kwargs: object) -> Tensor:

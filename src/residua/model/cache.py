@@ -163,59 +163,69 @@ class Grown(Memory):
         return tuple(buffer[:, :, : self.length] for buffer in self.buffers)
 
 
-class Ring(Memory):
+class Placed(Memory):
+    """Tensors of the newest tokens and their positions: one row of them while all rows are alike, -1 where empty."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.held: tuple[Tensor, ...] = ()
+        self.positions: Tensor | None = None
+
+    def known(self, positions: Int[Tensor, "*b t"]) -> Int[Tensor, "*b n"]:
+        """The positions held, of every row from the first time that rows differ."""
+        if self.positions is None:
+            self.positions = positions.new_full((*positions.shape[:-1], self.size), -1)
+        elif positions.ndim > self.positions.ndim:
+            self.positions = self.positions.repeat(len(positions), 1)
+        return self.positions
+
+    def select(self, rows: Tensor) -> None:
+        self.held = tuple(x.index_select(0, rows) for x in self.held)
+        if self.positions is not None and self.positions.ndim == 2:
+            self.positions = self.positions.index_select(0, rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.held if self.positions is None else (*self.held, self.positions)
+
+
+class Ring(Placed):
     """Keys and values of the last `window` tokens and of `margin` before them, token p in slot p mod (window + margin).
 
     Order in the ring does not matter to one new token: attention is told every slot's position, -1 for an empty one.
     """
 
     def __init__(self, window: int, margin: int = 0) -> None:
-        self.window, self.size = window, window + margin
-        self.length = 0
-        self.k: Tensor | None = None
-        self.v: Tensor | None = None
-        self.positions: Tensor | None = None
+        super().__init__(window + margin)
+        self.window, self.length = window, 0
 
     def extended(
         self, k: Float[Tensor, "b kv t e"], v: Float[Tensor, "b kv t e"], positions: Int[Tensor, "*b t"]
     ) -> tuple[Tensor, Tensor, Int[Tensor, "*b n"]]:
         """The window before the new tokens, in order, and these behind it: attend over them *before* writing, so that
         a chunk of any length sees what it overwrites."""
-        if self.k is None or self.v is None or self.positions is None:
+        if not self.held:
             return k, v, positions
-        self._widen(positions)
         first = max(0, self.length - self.window + 1)
         slots = torch.arange(first, self.length, device=k.device) % self.size
-        return (
-            torch.cat([self.k.index_select(2, slots), k], 2),
-            torch.cat([self.v.index_select(2, slots), v], 2),
-            torch.cat([self.positions.index_select(-1, slots), positions], -1),
-        )
+        keys, values = (torch.cat([x.index_select(2, slots), new], 2) for x, new in zip(self.held, (k, v), strict=True))
+        return keys, values, torch.cat([self.known(positions).index_select(-1, slots), positions], -1)
 
     def write(self, k: Tensor, v: Tensor, positions: Int[Tensor, "*b t"]) -> tuple[Tensor, Tensor, Tensor]:
         """Put the new tokens in their slots; the ring as it is then."""
-        if self.k is None or self.v is None or self.positions is None:
-            self.k, self.v = (x.new_zeros(*x.shape[:2], self.size, x.shape[3]) for x in (k, v))
-            self.positions = positions.new_full((*positions.shape[:-1], self.size), -1)
-        self._widen(positions)
+        self.held = self.held or tuple(x.new_zeros(*x.shape[:2], self.size, x.shape[3]) for x in (k, v))
+        (keys, values), known = self.held, self.known(positions)
         tokens = k.shape[2]
         self.length += tokens
         if tokens == 1:
             slot = (self.length - 1) % self.size
-            self.k[:, :, slot], self.v[:, :, slot] = k[:, :, 0], v[:, :, 0]
-            self.positions[..., slot] = positions[..., 0]
+            keys[:, :, slot], values[:, :, slot] = k[:, :, 0], v[:, :, 0]
+            known[..., slot] = positions[..., 0]
         else:
             kept = min(tokens, self.size)
             slots = torch.arange(self.length - kept, self.length, device=k.device) % self.size
-            self.k[:, :, slots], self.v[:, :, slots] = k[:, :, -kept:], v[:, :, -kept:]
-            self.positions[..., slots] = positions[..., -kept:]
-        return self.k, self.v, self.positions
-
-    def select(self, rows: Tensor) -> None:
-        if self.k is not None and self.v is not None and self.positions is not None:
-            self.k, self.v = self.k.index_select(0, rows), self.v.index_select(0, rows)
-            if self.positions.ndim == 2:
-                self.positions = self.positions.index_select(0, rows)
+            keys[:, :, slots], values[:, :, slots] = k[:, :, -kept:], v[:, :, -kept:]
+            known[..., slots] = positions[..., -kept:]
+        return keys, values, known
 
     def rollback(self, tokens: int) -> None:
         if self.positions is not None:
@@ -223,52 +233,28 @@ class Ring(Memory):
             self.positions[..., slots] = -1
         self.length -= tokens
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in (self.k, self.v, self.positions) if x is not None)
 
-    def _widen(self, positions: Tensor) -> None:
-        """Positions of every row, from the first time that rows differ."""
-        if self.positions is not None and positions.ndim > self.positions.ndim:
-            self.positions = self.positions.repeat(len(positions), 1)
+class Tail(Placed):
+    """The last `window` inputs of a causal convolution or window, and `margin` before them; zeros before the first."""
 
-
-class Tail(Memory):
-    """The last `size` inputs of a causal convolution or window, and `margin` before them; zeros before the first."""
-
-    def __init__(self, size: int, margin: int = 0) -> None:
-        self.size, self.kept = size, size + margin
-        self.x: Tensor | None = None
-        self.positions: Tensor | None = None
+    def __init__(self, window: int, margin: int = 0) -> None:
+        super().__init__(window + margin)
+        self.window = window
 
     def extended(
         self, x: Float[Tensor, "b t c"], positions: Int[Tensor, "*b t"]
     ) -> tuple[Float[Tensor, "b n c"], Int[Tensor, "*b n"]]:
-        """The `size` inputs before `x`, then `x`; with their positions, -1 before the first. `x` is kept."""
-        if self.x is None or self.positions is None:
-            self.x = x.new_zeros(len(x), self.kept, x.shape[2])
-            self.positions = positions.new_full((*positions.shape[:-1], self.kept), -1)
-        elif positions.ndim > self.positions.ndim:
-            self.positions = self.positions.repeat(len(x), 1)
-        history, at = torch.cat([self.x, x], 1), torch.cat([self.positions, positions], -1)
-        before = self.x.shape[1] - self.size
-        if not self.kept:  # the window is the token itself
+        """The `window` inputs before `x`, then `x`; with their positions, -1 before the first. `x` is kept."""
+        (old,) = self.held or (x.new_zeros(len(x), self.size, x.shape[2]),)
+        history, at = torch.cat([old, x], 1), torch.cat([self.known(positions), positions], -1)
+        before = old.shape[1] - self.window
+        if not self.size:  # the window is the token itself
             return x, positions
-        self.x, self.positions = (
-            history[:, -self.kept :].clone(),
-            at[..., -self.kept :].clone(),
-        )  # not a view of a long text
+        # not views of a long text
+        self.held, self.positions = (history[:, -self.size :].clone(),), at[..., -self.size :].clone()
         return history[:, before:], at[..., before:]
 
-    def select(self, rows: Tensor) -> None:
-        if self.x is not None and self.positions is not None:
-            self.x = self.x.index_select(0, rows)
-            if self.positions.ndim == 2:
-                self.positions = self.positions.index_select(0, rows)
-
     def rollback(self, tokens: int) -> None:
-        if self.x is not None and self.positions is not None:
-            columns = self.x.shape[1] - tokens
-            self.x, self.positions = self.x[:, :columns], self.positions[..., :columns]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(x for x in (self.x, self.positions) if x is not None)
+        if self.held and self.positions is not None:
+            columns = self.held[0].shape[1] - tokens
+            self.held, self.positions = (self.held[0][:, :columns],), self.positions[..., :columns]

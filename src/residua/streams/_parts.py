@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from residua.plan import Plan, Site
 
 Fill = Callable[[Tensor, torch.Generator | None], object]
+Place = int | tuple[EllipsisType, int]
 
 
 def _constant(tensor: Tensor, generator: torch.Generator | None, *, value: float) -> None:
@@ -21,9 +23,12 @@ def _normal(tensor: Tensor, generator: torch.Generator | None, *, std: float) ->
     tensor.normal_(0.0, std, generator=generator)
 
 
-def _recent(tensor: Tensor, generator: torch.Generator | None, *, value: float) -> None:
-    tensor.zero_()
-    tensor[..., -1] = value
+def _marked(tensor: Tensor, generator: torch.Generator | None, *, value: float, at: Place, rest: float) -> None:
+    tensor.fill_(rest)[at] = value
+
+
+def _diagonal(tensor: Tensor, generator: torch.Generator | None, *, value: float, rest: float) -> None:
+    tensor.fill_(rest).fill_diagonal_(value)
 
 
 def constant(value: float) -> Fill:
@@ -36,9 +41,19 @@ def normal(std: float) -> Fill:
     return partial(_normal, std=std)
 
 
+def marked(value: float, at: Place, rest: float = 0.0) -> Fill:
+    """`value` at one place, `rest` elsewhere."""
+    return partial(_marked, value=value, at=at, rest=rest)
+
+
+def diagonal(value: float, rest: float = 0.0) -> Fill:
+    """`value` on the diagonal, `rest` off it."""
+    return partial(_diagonal, value=value, rest=rest)
+
+
 def recent(value: float) -> Fill:
     """Zeros, and `value` on the newest source: the last entry of the last axis."""
-    return partial(_recent, value=value)
+    return marked(value, (..., -1))
 
 
 class Part(nn.Module):

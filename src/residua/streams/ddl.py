@@ -14,7 +14,7 @@ from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Start, Stream
-from residua.streams._parts import Part, constant, normal, positive
+from residua.streams._parts import Part, constant, marked, normal, positive
 
 
 class Matrix(NamedTuple):
@@ -82,12 +82,8 @@ class OverChannels(Compress):
         super().__init__()
         self.left = kernel - 1 if causal else (kernel - 1) // 2
         self.add("pool", (channels,), constant(1 / channels))
-        self.add("taps", (kernel, width), self._centre if identity else normal(0.5 * width**-0.5))
-
-    def _centre(self, tensor: Tensor, generator: torch.Generator | None) -> None:
-        """The tap that meets the channel itself: with it alone, the channels are averaged."""
-        tensor.zero_()
-        tensor[self.left] = 1.0
+        # the identity is the tap that meets the channel itself: with it alone, the channels are averaged
+        self.add("taps", (kernel, width), marked(1.0, self.left) if identity else normal(0.5 * width**-0.5))
 
     def weights(self) -> Tensor:
         zero, channels, kernel = self.taps.new_zeros(()), range(len(self.pool)), len(self.taps)

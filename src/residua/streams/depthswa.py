@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
-from residua.streams._parts import Part, block_names, constant, divides, group_names, normal, positive
+from residua.streams._parts import Part, block_names, constant, diagonal, divides, group_names, normal, positive
 
 
 class Window(NamedTuple):
@@ -38,10 +37,7 @@ class Projections(Part):
         if chooses:
             self.add("query", (width, width), normal(width**-0.5))
             self.add("key", (width, width), normal(width**-0.5))
-        self.add("value", (width, width), self._identity)
-
-    def _identity(self, tensor: Tensor, generator: torch.Generator | None) -> None:
-        tensor.zero_().fill_diagonal_(1.0)
+        self.add("value", (width, width), diagonal(1.0))
 
 
 @register("depthswa")

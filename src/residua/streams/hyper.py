@@ -13,7 +13,7 @@ from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Read, Start
 from residua.streams._parallel import ParallelStream, home
-from residua.streams._parts import Part, constant, positive
+from residua.streams._parts import Part, constant, diagonal, marked, positive
 
 EPS = 1e-5
 """Of the layer norm that feeds the dynamic weights."""
@@ -36,8 +36,8 @@ class Wiring(Part):
         super().__init__()
         self.home, self.streams, self.reads = home(streams, site), streams, site.index > 0 and streams > 1
         if self.reads:  # equal streams read alike, whatever the weights: the first site has none
-            self.add("read", (streams,), self._one_hot)
-        self.add("remix", (streams, streams), self._identity)
+            self.add("read", (streams,), marked(1.0, self.home))
+        self.add("remix", (streams, streams), diagonal(1.0))
         self.add("write", (streams,), constant(1.0))
         self.dynamic = dynamic
         if dynamic:
@@ -47,13 +47,6 @@ class Wiring(Part):
             self.add("W_beta", (width,), constant(0.0))
             self.add("s_alpha", (1,), constant(0.01))
             self.add("s_beta", (1,), constant(0.01))
-
-    def _one_hot(self, tensor: Tensor, generator: torch.Generator | None) -> None:
-        tensor.zero_()
-        tensor[self.home] = 1.0
-
-    def _identity(self, tensor: Tensor, generator: torch.Generator | None) -> None:
-        tensor.copy_(torch.eye(self.streams))
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """read [b t s], remix [b t s s] and write [b t s]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Literal
 
 import torch
@@ -16,7 +15,7 @@ from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Read, Start
 from residua.streams._parallel import ParallelStream, home
-from residua.streams._parts import Fill, Part, constant, normal
+from residua.streams._parts import Fill, Part, constant, diagonal, marked, normal, positive
 
 EPS = 1e-6
 """Of the RMS norm over all streams."""
@@ -40,18 +39,6 @@ class Affine(Part):
         return self.alpha * (flat @ self.phi).unflatten(-1, self.shape) + self.bias
 
 
-def _own(tensor: Tensor, generator: torch.Generator | None, *, stream: int) -> None:
-    """b_pre: +3 on the site's own stream, -3 elsewhere."""
-    tensor.fill_(-3.0)
-    tensor[stream] = 3.0
-
-
-def _kept(tensor: Tensor, generator: torch.Generator | None) -> None:
-    """b_res = 6 I - 3: a stream keeps 99 % of itself."""
-    tensor.fill_(-3.0)
-    tensor.fill_diagonal_(3.0)
-
-
 class Mappings(nn.Module):
     """H_pre = sigmoid, H_post = 2 sigmoid, H_res = Sinkhorn of their mappings.
 
@@ -65,11 +52,12 @@ class Mappings(nn.Module):
         self.streams, self.iterations = streams, iterations
         inputs, a6 = streams * plan.width, init == "a6"
         zero, phi = constant(0.0), constant(0.0) if a6 else normal(0.02)
-        own = partial(_own, stream=home(streams, site)) if a6 else zero
+        own = marked(3.0, home(streams, site), -3.0) if a6 else zero
+        kept = diagonal(3.0, -3.0) if a6 else zero  # a stream keeps 99 % of itself
         self.pre = Affine(inputs, (streams,), own, phi) if site.index else None
         self.post = Affine(inputs, (streams,), zero, phi)
         inside = 0 < site.index < len(plan.sites) - 1
-        self.res = Affine(inputs, (streams, streams), _kept if a6 else zero, phi) if inside else None
+        self.res = Affine(inputs, (streams, streams), kept, phi) if inside else None
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pre [b t n], post [b t n] and res [b t n n]."""
@@ -110,8 +98,7 @@ class MHC(ParallelStream):
         super().__init__(plan)
         if streams < 2:
             raise ValueError(f"mhc: streams={streams}: with one stream H_res is 1 and H_pre only scales; use standard")
-        if iterations < 1:
-            raise ValueError(f"mhc: iterations must be at least 1, not {iterations}")
+        positive(self.name, iterations=iterations)
         self.streams = streams
         self.each(lambda site: None if site.kind == "head" else Mappings(plan, streams, site, iterations, init))
 
