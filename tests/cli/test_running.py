@@ -3,7 +3,7 @@
 import pytest
 import typer
 
-from residua.cli._running import running
+from residua.cli._flags import running
 from residua.lab.train import Diverged, Interrupted
 
 

@@ -1,4 +1,5 @@
-"""What commands share about their arguments: flags made from the fields of a recipe, grids, the command as typed."""
+"""What commands share: flags made from the fields of a recipe, grids, the command as typed, JSON or a page, a bar, and
+the display and exit code of a run."""
 
 from __future__ import annotations
 
@@ -6,13 +7,23 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from residua.lab.common.files import Values
 from residua.lab.train.recipe import Field
+
+if TYPE_CHECKING:
+    import torch
+
+    from residua.lab.train.display import Display
+
+Option = tuple[type, object]
+"""The kind of a flag, and what `typer.Option` made of it."""
 
 
 def typed() -> str:
@@ -28,7 +39,26 @@ def grid(flag: str, text: str) -> list[float]:
         raise ValueError(f"--{flag} {text}: write numbers separated by commas, such as 1e-3,2e-3") from None
 
 
-def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: tuple[Any, Any]) -> None:
+def tell(text: str) -> None:
+    """A line that is no result: on stderr."""
+    typer.echo(text, err=True)
+
+
+def show(found: object, as_json: bool, page: Callable[..., None]) -> None:
+    """A result as JSON, or as `page` prints it."""
+    typer.echo(json.dumps(found, indent=2)) if as_json else page(found)
+
+
+def dtype_of(name: str, *known: str) -> torch.dtype:
+    """The type that --dtype names."""
+    import torch
+
+    if name not in known:
+        raise ValueError(f"--dtype is {', '.join(known)}, not {name!r}")
+    return getattr(torch, name)
+
+
+def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: Option) -> None:
     """Give a command the signature that typer reads: its own options, then a flag for every field."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
@@ -38,7 +68,7 @@ def sign(command: Callable[..., None], fields: Mapping[str, Field], **own: tuple
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
 
 
-def read_settings(file: Path | None) -> dict[str, Any]:
+def read_settings(file: Path | None) -> Values:
     """The settings in a JSON or TOML file; none without a file."""
     if file is None:
         return {}
@@ -64,3 +94,35 @@ def _flag(field: Field) -> inspect.Parameter:
         show_default=False,
     )
     return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=field.kind | None)
+
+
+def run_flags() -> dict[str, Option]:
+    """Output directory, settings file, resuming and tracking, for `sign`."""
+    return {
+        "out": (Path, typer.Option(None, "--out", help="Output directory of the run.")),
+        "config": (
+            Path,
+            typer.Option(None, "--config", help="JSON or TOML file with these settings; flags override it."),
+        ),
+        "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Resume the run in --out.")),
+        "track": (list[str], typer.Option([], "--track", help="Log to tensorboard, trackio or wandb; repeatable.")),
+    }
+
+
+@contextmanager
+def running(out: Path | None) -> Iterator[Display]:
+    """Display a run. An early stop is one line on stderr; the exit code is that of the signal, or 1 for a failure."""
+    from residua.lab.train import Diverged, Interrupted
+    from residua.lab.train.display import Display
+
+    if out is None:
+        raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
+    try:
+        with Display() as display:
+            yield display
+    except Interrupted as stopped:
+        typer.echo(f"residua: {stopped}", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+    except (Diverged, ImportError) as failed:
+        typer.echo(f"residua: {failed}", err=True)
+        raise typer.Exit(1) from None

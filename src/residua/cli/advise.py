@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from residua.lab.common.files import Values
+
 if TYPE_CHECKING:
     from residua.lab.advise import Advice, Answer
 
@@ -47,40 +49,26 @@ def command(
     from residua.lab.advise import Situation, advise
     from residua.lab.cost.targets import from_hugging_face, sized
 
-    situation = Situation(
-        goal=chosen["goal"],
-        target=from_hugging_face(config) if config is not None else sized(chosen["size"]),
-        tokens=chosen["context"],
-        parallel=chosen["parallel"],
-        checkpoint=chosen["checkpoint"],
-        memory=chosen["memory"],
-        latency=chosen["latency"],
-    )
-    answer = advise(situation, results)
+    target = from_hugging_face(config) if config is not None else sized(chosen["size"])
+    asked = {key: value for key, value in chosen.items() if key not in ("size", "context")}
+    answer = advise(Situation(target=target, tokens=chosen["context"], **asked), results)
     if as_json:
         typer.echo(json.dumps(answer.to_json() | {"assumed": assumed}, indent=2))
         return
     _page(answer, assumed, top)
 
 
-DEFAULTS: dict[str, Any] = {
-    "goal": "quality",
-    "size": "220M",
-    "context": 2048,
-    "parallel": "none",
-    "checkpoint": False,
-    "memory": None,
-    "latency": None,
+NO_LIMIT = "as a multiple of the standard network's (0: no limit)"
+QUESTIONS: Values = {
+    "goal": ("quality", "Objective: quality, shortcut, local or depth"),
+    "size": ("220M", "Model size: demo, 220M, 533M, 1B or 7.6B"),
+    "context": (2048, "Sequence length in tokens"),
+    "parallel": ("none", "Parallelism: none, pipeline or context"),
+    "checkpoint": (False, "Convert a trained checkpoint"),
+    "memory": (None, f"Limit on activation memory, {NO_LIMIT}"),
+    "latency": (None, f"Limit on time per token, {NO_LIMIT}"),
 }
-QUESTIONS = {
-    "goal": "Objective: quality, shortcut, local or depth",
-    "size": "Model size: demo, 220M, 533M, 1B or 7.6B",
-    "context": "Sequence length in tokens",
-    "parallel": "Parallelism: none, pipeline or context",
-    "checkpoint": "Convert a trained checkpoint",
-    "memory": "Limit on activation memory, as a multiple of the standard network's (0: no limit)",
-    "latency": "Limit on time per token, as a multiple of the standard network's (0: no limit)",
-}
+"""What each option is where it is not given, and how it is asked for."""
 
 
 def _interactive() -> bool:
@@ -88,22 +76,21 @@ def _interactive() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _assumed(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    chosen = {key: DEFAULTS[key] if value is None else value for key, value in given.items()}
-    said = [f"{key} {DEFAULTS[key]}" for key, value in given.items() if value is None and DEFAULTS[key] is not None]
-    return chosen, said
+def _assumed(given: Values) -> tuple[Values, list[str]]:
+    defaults = {key: QUESTIONS[key][0] for key, value in given.items() if value is None}
+    return given | defaults, [f"{key} {default}" for key, default in defaults.items() if default is not None]
 
 
-def _asked(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _asked(given: Values) -> tuple[Values, list[str]]:
     chosen = dict(given)
-    for key, question in QUESTIONS.items():
+    for key, (default, question) in QUESTIONS.items():
         if given[key] is None:
-            default: Any = 0.0 if DEFAULTS[key] is None else DEFAULTS[key]
+            offered: Any = 0.0 if default is None else default
             answer = (
-                typer.confirm(question, default=default) if key == "checkpoint"
-                else typer.prompt(question, default=default, type=type(default))
+                typer.confirm(question, default=offered) if key == "checkpoint"
+                else typer.prompt(question, default=offered, type=type(offered))
             )  # fmt: skip
-            chosen[key] = None if DEFAULTS[key] is None and not answer else answer
+            chosen[key] = None if default is None and not answer else answer
     return chosen, []
 
 

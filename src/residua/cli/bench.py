@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import typer
 
-from residua.cli._flags import typed
+from residua.cli._flags import dtype_of, tell, typed
+from residua.lab.common.files import Values
 
 KINDS = ("ops", "stack", "profile", "model", "memory", "decode")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
@@ -19,9 +19,6 @@ SUBJECTS = {
     "memory": ("attend",), "decode": ("attend", "window_attend"),
 }  # fmt: skip
 """The ops whose tests must pass before a file is written; for `ops`, those that were measured."""
-
-Measured = dict[str, Any]
-"""What a measurement returns, ready for JSON."""
 
 
 def command(
@@ -70,7 +67,7 @@ def command(
     torch.set_num_threads(threads)
     cores = [] if as_is else regime.pin(threads)
     first = depth[0] if depth else None
-    run: dict[str, Callable[[], Measured]] = {
+    run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
         "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 20.0),
         "profile": lambda: profile.measure(first or 48, width or 256, tokens or 512),
@@ -82,7 +79,7 @@ def command(
         "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 30.0),
     }  # fmt: skip
     with_designs = f" of standard, {', '.join(design)}" if kind in ("model", "memory", "decode") else ""
-    typer.echo(f"measuring {kind}{with_designs}", err=True)
+    tell(f"measuring {kind}{with_designs}")
     measured = {kind: run[kind]()}
     if out is not None:
         subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
@@ -100,23 +97,18 @@ def command(
 
 def _ops(
     names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool, seconds: float
-) -> Measured:
-    import torch
-
+) -> Values:
     from residua.lab.bench.cases import GRIDS, cases
     from residua.lab.bench.ops import growth, measure
 
-    kinds = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    wrong = [name for name in dtypes if name not in kinds]
-    if wrong:
-        raise ValueError(f"--dtype is float32 or bfloat16, not {wrong[0]!r}")
-    rows: list[Measured] = []
+    kinds = {name: dtype_of(name, "float32", "bfloat16") for name in dtypes}
+    rows: list[Values] = []
     powers: dict[str, tuple[str, dict[str, float]]] = {}
     for name in names or GRIDS:
         for dtype in dtypes:
-            found: list[Measured] = []
+            found: list[Values] = []
             for case in cases(name, shapes, counts, kinds[dtype], compiled):
-                typer.echo(f"measuring {case.label()}", err=True)
+                tell(f"measuring {case.label()}")
                 found.append(measure(case, seconds))
             rows += found
             over = "tokens" if name == "window_attend" else "n"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from residua.cli._flags import grid, typed
+from residua.cli._flags import grid, tell, typed
+from residua.lab.common.files import Record, Values
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,7 @@ def command(
         "tune": {key: rates for key, rates in tune.items() if rates},
         "train": dict(_setting(text) for text in settings),
     }  # fmt: skip
-    given: dict[str, Any] = {key: value for key, value in flags.items() if value}
+    given: Values = {key: value for key, value in flags.items() if value}
     if plan is not None:
         if given or match != "none" or seeds != 3 or threads != 1:
             raise ValueError("--plan defines the whole comparison; edit the file, or drop the other flags")
@@ -70,7 +70,7 @@ def command(
         with _display() as listen:
             results = compare(chosen, out, jobs=jobs, force=force, command=typed(), on_event=listen)
     except KeyboardInterrupt:
-        typer.echo("residua: interrupted; every run is saved, and the same command resumes", err=True)
+        tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
     page = None
     if report:
@@ -93,7 +93,7 @@ def _size(text: str) -> dict[str, int]:
     return dict(zip(("depth", "width", "heads"), map(int, parts), strict=False))
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _setting(text: str) -> tuple[str, object]:
     from residua.lab.train.config import config_fields
 
     key, equals, value = text.partition("=")
@@ -134,7 +134,7 @@ def _display() -> _Plain:
     return _Live(console) if console.is_terminal else _Plain(console)
 
 
-def _ended(event: Mapping[str, Any]) -> str:
+def _ended(event: Record) -> str:
     if event["kind"] == "diverged":
         return f"{event['run']}: diverged, {event['message']}"
     return f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte"
@@ -151,7 +151,7 @@ class _Plain:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Record) -> None:
         if event["kind"] in ("title", "data"):
             self.console.print(event["text"])
         elif event["kind"] == "phase":
@@ -181,7 +181,7 @@ class _Live(_Plain):
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def take(self, event: Mapping[str, Any]) -> None:
+    def take(self, event: Record) -> None:
         kind = event["kind"]
         if kind == "title":
             self.title = event["text"]

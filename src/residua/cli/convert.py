@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import typer
 
+from residua.cli._flags import dtype_of, show
 from residua.extras import need
+from residua.hf.anatomy import Model, Tokenizer
 
 
 def command(
@@ -30,9 +30,28 @@ def command(
     need("hf", "transformers", "accelerate")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
-    found, tokenizer = _convert(model, design, layout, dtype, revision, seed, check, quiet=as_json)
-    _save(found, tokenizer, out, shard)
-    stream = found.base_model.stream
+    from residua.hf.convert import convert
+    from residua.hf.official import is_official, load_official
+    from residua.hf.storage import load_tokenizer
+
+    kind = None if dtype == "auto" else dtype_of(dtype, "auto", "float32", "bfloat16", "float16")
+    tokenizer = load_tokenizer(model) if Path(model).is_dir() else None
+    if is_official(Path(model)):
+        if design is not None or layout is not None:
+            raise ValueError(
+                f"{model} is a released Delta checkpoint, which already has a design; drop --design and --layout"
+            )
+        found = load_official(Path(model), dtype=kind)
+    else:
+        if design is None:
+            raise ValueError("--design is missing, such as --design delta:blocks=4; residua designs lists them")
+        found = convert(
+            model, design, layout=layout, tokenizer=tokenizer, dtype=kind or "auto", revision=revision, check=check,
+            seed=seed, say=None if as_json else typer.echo,
+        )  # fmt: skip
+    _save(found, tokenizer if tokenizer is not None else load_tokenizer(model), out, shard)
+    stream, named = found.base_model.stream, found.named_parameters()
+    added = sum(each.numel() for name, each in named if ".stream." in name or ".inserted." in name)
     report = {
         "out": str(out),
         "base": model,
@@ -40,51 +59,13 @@ def command(
         "design": stream.spec,
         "stream": found.config.stream,
         "layout": found.config.layout,
-        "parameters_added": _added(found),
+        "parameters_added": added,
         "identity": found.config.identity,
     }
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    else:
-        typer.echo(f"saved to {out}: {report['parameters_added']:,} parameters added, {stream.spec}")
+    show(report, as_json, lambda _: typer.echo(f"saved to {out}: {added:,} parameters added, {stream.spec}"))
 
 
-def _convert(
-    model: str,
-    design: str | None,
-    layout: str | None,
-    dtype: str,
-    revision: str | None,
-    seed: int,
-    check: bool,
-    quiet: bool,
-) -> tuple[Any, Any]:
-    import torch
-
-    from residua.hf.convert import convert
-    from residua.hf.official import is_official, load_official
-    from residua.hf.storage import load_tokenizer
-
-    if dtype not in ("auto", "float32", "bfloat16", "float16"):
-        raise ValueError(f"--dtype is auto, float32, bfloat16 or float16, not {dtype!r}")
-    kind = None if dtype == "auto" else getattr(torch, dtype)
-    if is_official(Path(model)):
-        if design is not None or layout is not None:
-            raise ValueError(
-                f"{model} is a released Delta checkpoint, which already has a design; drop --design and --layout"
-            )
-        return load_official(Path(model), dtype=kind), load_tokenizer(model)
-    if design is None:
-        raise ValueError("--design is missing, such as --design delta:blocks=4; residua designs lists them")
-    tokenizer = load_tokenizer(model) if Path(model).is_dir() else None
-    found = convert(
-        model, design, layout=layout, tokenizer=tokenizer, dtype=kind or "auto", revision=revision, check=check,
-        seed=seed, say=None if quiet else typer.echo,
-    )  # fmt: skip
-    return found, tokenizer if tokenizer is not None else load_tokenizer(model)
-
-
-def _save(model: Any, tokenizer: Any, out: Path, shard: str) -> None:
+def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:
     """Write to a temporary directory and rename it: the output is complete or absent."""
     scratch = out.absolute().with_name(f".{out.name}.writing")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -97,7 +78,3 @@ def _save(model: Any, tokenizer: Any, out: Path, shard: str) -> None:
         scratch.replace(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _added(model: Any) -> int:
-    return sum(each.numel() for name, each in model.named_parameters() if ".stream." in name or ".inserted." in name)

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from residua.cli._flags import dtype_of, tell
+from residua.lab.common.files import Record, Values
+from residua.lab.common.tables import print_table
+
 if TYPE_CHECKING:
+    import torch
+
     from residua.lab.cost.predict import Cost
     from residua.lab.cost.targets import Target
 
@@ -50,22 +56,7 @@ def command(
         target = from_hugging_face(config, layout=layout)
     else:
         target = sized(size, layout=layout, **shape)
-    _refuse(designs, path, dtype, measure, sweep, asymmetry, out, batch)
-    if asymmetry:
-        _asymmetry(target, tokens, dtype, out, as_json)
-        return
-    names = list(dict.fromkeys(["standard", *designs])) if not sweep else (designs or ["standard"])
-    options = {"batch": batch, "dtype": _dtype(dtype), "path": path}
-    if sweep:
-        _sweep(target, names, sweep, tokens, options, as_json)
-        return
-    _compare(target, names, tokens, options, measure, as_json)
-
-
-def _refuse(
-    designs: list[str], path: str, dtype: str, measure: bool, sweep: str | None, asymmetry: bool, out: Any, batch: int
-) -> None:
-    _dtype(dtype)
+    kind = dtype_of(dtype, "float32", "bfloat16", "float16")
     if sum((measure, bool(sweep), asymmetry)) > 1:
         raise ValueError("--measure, --sweep and --asymmetry exclude each other; give one")
     if measure and (path != "reference" or dtype != "float32"):
@@ -75,15 +66,15 @@ def _refuse(
     if asymmetry and (designs or batch != 1 or path != "reference"):
         raise ValueError("--asymmetry compares fixed placements of one sequence on the fused path; drop the designs, "
                          "--batch and --path")  # fmt: skip
-
-
-def _dtype(name: str) -> Any:
-    import torch
-
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise ValueError(f"--dtype is {', '.join(known)}, not {name!r}")
-    return known[name]
+    if asymmetry:
+        _asymmetry(target, tokens, kind, out, as_json)
+        return
+    names = list(dict.fromkeys(["standard", *designs])) if not sweep else (designs or ["standard"])
+    options = {"batch": batch, "dtype": kind, "path": path}
+    if sweep:
+        _sweep(target, names, sweep, tokens, options, as_json)
+        return
+    _compare(target, names, tokens, options, measure, as_json)
 
 
 QUANTITIES: Mapping[str, tuple[str, str]] = {
@@ -104,17 +95,15 @@ QUANTITIES: Mapping[str, tuple[str, str]] = {
 """What the tables show: a title, and whether it is divided by the number of tokens."""
 
 
-def _shown(values: Mapping[str, Any], key: str, tokens: int) -> float | None:
+def _shown(values: Record, key: str, tokens: int) -> float | None:
     value = max(values["cut_bytes"].values()) if key == "cut" else values.get(key)
     return None if value is None else value / tokens if QUANTITIES[key][1] == "per token" else value
 
 
-def _compare(
-    target: Target, names: list[str], tokens: int, options: dict[str, Any], measured: bool, as_json: bool
-) -> None:
+def _compare(target: Target, names: list[str], tokens: int, options: Values, measured: bool, as_json: bool) -> None:
     from residua.lab.cost import predict, run_and_count
 
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Values] = {}
     for name in names:
         chosen = target.of(name)
         cost = predict(chosen.config, tokens, build=chosen.build, **options)
@@ -141,7 +130,7 @@ def _compare(
                 found = _shown(row["measured"], key, every)
                 cells += [_number(found), _error(guess, found)]
         lines.append(cells)
-    _table(titles, lines)
+    print_table(titles, lines, width=240)
     typer.echo(
         f"{tokens} tokens x {options['batch']}, {target.config.depth} blocks of width {target.config.width}, "
         f"{options['path']} path. A multiply-add counts as two FLOPs. Saved for backward excludes the loss. Halo: what "
@@ -150,7 +139,7 @@ def _compare(
     )
 
 
-def _sweep(target: Target, names: list[str], text: str, tokens: int, options: dict[str, Any], as_json: bool) -> None:
+def _sweep(target: Target, names: list[str], text: str, tokens: int, options: Values, as_json: bool) -> None:
     from residua.lab.cost.sweep import sweep, values_of
 
     key, _ = values_of(text)
@@ -165,21 +154,21 @@ def _sweep(target: Target, names: list[str], text: str, tokens: int, options: di
         for name, costs in found.items()
         for value, cost in costs.items()
     ]
-    _table(["design", key, *(QUANTITIES[one][0] for one in shown)], lines)
+    print_table(["design", key, *(QUANTITIES[one][0] for one in shown)], lines, width=240)
 
 
-def _asymmetry(target: Target, tokens: int, dtype: str, out: Path | None, as_json: bool) -> None:
+def _asymmetry(target: Target, tokens: int, dtype: torch.dtype, out: Path | None, as_json: bool) -> None:
     from residua.lab.cost.asymmetry import QUANTITIES as ADDED
     from residua.lab.cost.asymmetry import asymmetry
 
-    data = asymmetry(target, tokens=tokens, dtype=_dtype(dtype))
+    data = asymmetry(target, tokens=tokens, dtype=dtype)
     if out is not None:
         from residua.lab.plots.asymmetry import asymmetry as drawn
         from residua.lab.plots.save import save
 
         files = save({"asymmetry": lambda: drawn(data)}, out)
         (out / "asymmetry.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-        typer.echo(" ".join(map(str, [*files, out / "asymmetry.json"])), err=True)
+        tell(" ".join(map(str, [*files, out / "asymmetry.json"])))
     if as_json:
         typer.echo(json.dumps(data, indent=2))
         return
@@ -189,8 +178,10 @@ def _asymmetry(target: Target, tokens: int, dtype: str, out: Path | None, as_jso
         for place, window in enumerate(data["windows"])
         if series["flops"][place] is not None
     ]
-    _table(["added by", "window", "parameters", *ADDED.values()], lines)
-    typer.echo(f"Added to the standard model; {tokens} tokens, {dtype}, fused path: a lower bound, not a measurement.")
+    print_table(["added by", "window", "parameters", *ADDED.values()], lines, width=240)
+    typer.echo(
+        f"Added to the standard model; {tokens} tokens, {str(dtype)[6:]}, fused path: a lower bound, not a measurement."
+    )
 
 
 def _number(value: float | None) -> str:
@@ -210,9 +201,3 @@ def _error(guess: float | None, found: float | None) -> str:
     if guess == found:
         return "exact"
     return f"{(guess - found) / found:+.1%}" if found else "-"
-
-
-def _table(titles: list[str], lines: list[list[str]]) -> None:
-    from residua.lab.common.tables import print_table
-
-    print_table(titles, lines, width=240)

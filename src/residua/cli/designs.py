@@ -6,9 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
+
+from residua.cli._flags import show, tell
+from residua.lab.common.files import Record, Values
+from residua.lab.common.tables import markdown_table, print_table, terminal
 
 if TYPE_CHECKING:
     from residua.plan import Plan
@@ -37,17 +41,12 @@ def command(
     plan = residua.Plan.regular(width, depth, layout)
     if name is None:
         rows = [describe(each, plan) for each in residua.names()]
-        if as_json:
-            typer.echo(json.dumps(rows, indent=2))
-        elif markdown:
-            typer.echo(_markdown(rows, plan))
-        else:
-            _table(rows, plan)
+        show(rows, as_json, lambda rows: typer.echo(_markdown(rows, plan)) if markdown else _table(rows, plan))
         return
     if markdown:
         raise ValueError("--markdown is for the table of all designs; use --json for one")
     found = describe(name, plan) | details(name, plan)
-    typer.echo(json.dumps(found, indent=2)) if as_json else _page(found)
+    show(found, as_json, _page)
 
 
 MAP = {
@@ -72,32 +71,27 @@ def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) 
         from residua.lab.plots.grid import grid
         from residua.lab.plots.save import save
 
-        typer.echo(
-            " ".join(map(str, save({"map": lambda: grid(variants() if name is None else found)}, picture))), err=True
-        )
+        tell(" ".join(map(str, save({"map": lambda: grid(variants() if name is None else found)}, picture))))
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))
         return
     rows = [{key: _cell(getattr(one, key)) for key in MAP} for one in found]
     notes = [f"{one.design}: {one.why}." for one in found if one.why]
     if markdown:
-        lines = ["| " + " | ".join(MAP.values()) + " |", "|" + "---|" * len(MAP)]
-        lines += ["| " + " | ".join(row.values()) + " |" for row in rows]
-        typer.echo("\n".join([*lines, "", *(f"- {note}" for note in notes)]))
+        table = markdown_table(MAP.values(), (row.values() for row in rows))
+        typer.echo("\n".join([table, "", *(f"- {note}" for note in notes)]))
         return
-    from residua.lab.common.tables import print_table, terminal
-
     titles, console = list(MAP.values()), terminal(200)
     print_table(titles, [list(row.values()) for row in rows], left=titles, width=200)
     console.print("read_l = sum over j in the window of a_lj u_j. Found by probing each design.")
     console.print("\n".join(notes))
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-def describe(spec: str, plan: Plan) -> dict[str, Any]:
+def describe(spec: str, plan: Plan) -> Values:
     """One row of the table: what a design is and what it costs in this plan."""
     import torch
 
@@ -118,7 +112,7 @@ def describe(spec: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def details(spec: str, plan: Plan) -> dict[str, Any]:
+def details(spec: str, plan: Plan) -> Values:
     """The rest of one design: its text, its options, and what every site reads."""
     import inspect
 
@@ -146,7 +140,7 @@ def details(spec: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _columns(plan: Plan) -> dict[str, Callable[[dict[str, Any]], str]]:
+def _columns(plan: Plan) -> dict[str, Callable[[Record], str]]:
     """The columns of the table, and how each is made from a row."""
     return {
         "design": lambda row: row["design"],
@@ -159,24 +153,20 @@ def _columns(plan: Plan) -> dict[str, Callable[[dict[str, Any]], str]]:
     }
 
 
-def _markdown(rows: list[dict[str, Any]], plan: Plan) -> str:
-    columns = _columns(plan)
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+def _markdown(rows: list[Values], plan: Plan) -> str:
+    columns, lines = _columns(plan), []
     for row in rows:
-        cells = {title: show(row).replace("|", "\\|") for title, show in columns.items()}
-        cells |= {title: f"`{cells[title]}`" for title in ("design", "equation")}
-        lines.append("| " + " | ".join(cells.values()) + " |")
-    return "\n".join(lines)
+        cells = {title: cell(row).replace("|", "\\|") for title, cell in columns.items()}
+        lines.append((cells | {title: f"`{cells[title]}`" for title in ("design", "equation")}).values())
+    return markdown_table(columns, lines)
 
 
-def _table(rows: list[dict[str, Any]], plan: Plan) -> None:
-    from residua.lab.common.tables import print_table, terminal
-
+def _table(rows: list[Values], plan: Plan) -> None:
     console, columns = terminal(200), _columns(plan)
     if console.width < 140:  # seven columns do not fit; --json has them all
         del columns["mixes"], columns["paper"]
     left = [title for title in columns if title not in ("state/token", "params")]
-    print_table(list(columns), [[show(row) for show in columns.values()] for row in rows], left=left, width=200)
+    print_table(list(columns), [[cell(row) for cell in columns.values()] for row in rows], left=left, width=200)
     console.print(
         f"Counted for {plan.depth} blocks of width d = {plan.width}. state/token: the largest state between "
         "two sublayers; params: parameters added; starts: the untrained network beside the standard one. "
@@ -184,7 +174,7 @@ def _table(rows: list[dict[str, Any]], plan: Plan) -> None:
     )
 
 
-def _page(found: dict[str, Any]) -> None:
+def _page(found: Record) -> None:
     lines = [f"{found['design']}   ({found['paper']})", "", found["text"], "", "Options"]
     for key, option in found["options"].items():
         default = "not set" if option["default"] is None else str(option["default"])

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import typer
+
+from residua.cli._flags import show
+from residua.lab.common.files import Values
 
 EXTRAS = {
     "hf": ("transformers", "accelerate", "peft"),
@@ -26,12 +27,12 @@ CORE = ("torch", "numpy", "safetensors", "jaxtyping", "filelock", "typer", "rich
 def command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """Print versions, threads, kernels and caches; exit 1 if a core package is missing."""
     found = examine()
-    typer.echo(json.dumps(found, indent=2)) if as_json else _print(found)
+    show(found, as_json, _print)
     if any(version is None for version in found["core"].values()):
         raise typer.Exit(1)
 
 
-def examine() -> dict[str, Any]:
+def examine() -> Values:
     """Everything the command prints."""
     import torch
 
@@ -64,16 +65,11 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _native(status: dict[str, Any]) -> str:
-    """Which C library serves the kernels of the CPU, or why none does."""
-    return status["reason"] or f"{status['binary']} ({status['instructions']})"
-
-
 def _size(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(found: Values) -> None:
     lines = [
         f"residua      {found['residua']} on Python {found['python']}, {found['machine']}",
         f"processor    {found['cores']} cores, {found['threads']} threads, {found['instructions']}",
@@ -85,13 +81,14 @@ def _print(found: dict[str, Any]) -> None:
         have = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
         cure = f"missing {', '.join(absent)}: pip install 'residua[{extra}]'" if absent else ""
         lines.append(f"extra {extra:<6} " + "; ".join(filter(None, (have, cure))))
+    native = found["native"]
     kernels = ", ".join(
         f"{op} ({device}: {name})" for op, on in found["kernels"].items() for device, name in on.items()
     )
     lines += [
         f"kernels      {kernels or 'none: every op uses its reference implementation'} (backend {found['backend']}"
         f"{', strict' if found['strict'] else ''})",
-        f"native       {_native(found['native'])}",
+        f"native       {native['reason'] or '{binary} ({instructions})'.format_map(native)}",
         f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",
     ]
     typer.echo("\n".join(lines))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import typer
+
+from residua.cli._flags import show, tell
+from residua.lab.common.files import Values, write_json
+from residua.lab.common.tables import print_table, terminal
 
 
 def command(
@@ -38,9 +40,6 @@ def command(
             raise ValueError(f"{run} is not a run directory: it has no config.json")
     from residua.lab import duality
 
-    def tell(text: str) -> None:
-        typer.echo(text, err=True)
-
     subjects = [duality.random_subject(seed) for seed in range(seeds)]
     if runs:
         subjects += [duality.from_run(run) for run in runs]
@@ -53,16 +52,9 @@ def command(
     report = duality.examine(subjects, on_event=lambda name: tell(f"examining {name}"))
     report["command"] = _spelled(runs, steps, corpus, seeds)
     if out is not None:
-        from residua.lab.common.files import write_json
-
         out.parent.mkdir(parents=True, exist_ok=True)
         write_json(out, report)
-    if as_json:
-        typer.echo(json.dumps(report, indent=2))
-    elif markdown:
-        typer.echo(duality.as_markdown(report))
-    else:
-        _show(report)
+    show(report, as_json, lambda report: typer.echo(duality.as_markdown(report)) if markdown else _show(report))
     if not report["passed"]:
         raise typer.Exit(1)
 
@@ -73,8 +65,7 @@ def _spelled(runs: list[Path], steps: int, corpus: str, seeds: int) -> str:
     return " ".join(["residua duality", *given, f"--seeds {seeds}"])
 
 
-def _show(report: dict[str, Any]) -> None:
-    from residua.lab.common.tables import print_table, terminal
+def _show(report: Values) -> None:
     from residua.lab.duality.report import TITLES, cells, summary
 
     console = terminal(160)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import typer
 
+from residua.cli._flags import show, tell
 from residua.extras import need
+from residua.lab.common.files import Values
 
 
 def command(
@@ -34,18 +34,18 @@ def command(
     from residua.lab.evaluate import corpus_loss, open_model
 
     opened = open_model(model)
-    tokens = prepare(corpus, opened.tokenizer, progress=lambda text: typer.echo(text, err=True))
-    found: dict[str, Any] = {"model": str(model), "design": opened.design, "corpus": corpus}
+    tokens = prepare(corpus, opened.tokenizer, progress=tell)
+    found: Values = {"model": str(model), "design": opened.design, "corpus": corpus}
     with _progress() as advance:
         found["loss"] = corpus_loss(opened, tokens, context=context, windows=windows, batch=batch, progress=advance)
     if task:
         from residua.lab.evaluate.harness import evaluate
 
         found["tasks"] = evaluate(opened, task, tokens, count=count)
-    typer.echo(json.dumps(found, indent=2)) if as_json else _show(found)
+    show(found, as_json, _show)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: Values) -> None:
     loss = found["loss"]
     typer.echo(
         f"{found['design']} on {found['corpus']}: loss {loss['loss']:.4f}, perplexity {loss['perplexity']:.2f}, "

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from residua.cli._flags import read_settings, sign
-from residua.cli._running import run_flags, running
+from residua.cli._flags import read_settings, run_flags, running, show, sign
 from residua.extras import need
+from residua.lab.finetune import MODEL, FinetuneConfig, finetune
+from residua.lab.train.recipe import fields_of
 
 
 def command(
@@ -20,8 +20,6 @@ def command(
     need("hf", "transformers")
     from transformers.utils import logging
 
-    from residua.lab.finetune import MODEL, FinetuneConfig, finetune
-
     logging.disable_progress_bar()  # one display at a time, and ours says what counts
     given = {name: value for name, value in flags.items() if value is not None}
     if checkpoint is not None:
@@ -29,27 +27,17 @@ def command(
     chosen = FinetuneConfig.from_json(read_settings(config) | given)
     with running(out) as display:
         result = finetune(chosen, out, resume=resume, track=tuple(track), on_event=display)  # type: ignore[arg-type]
-    if as_json:
-        typer.echo(json.dumps(result.to_json(), indent=2))
-        return
-    typer.echo(
+    line = (
         f"{result.design}: valid loss {result.loss:.4f}, perplexity {result.perplexity:.2f}, "
         f"{result.bits_per_byte:.4f} bits/byte after {result.tokens:,} tokens, model in {out / MODEL}"
     )
+    show(result.to_json(), as_json, lambda _: typer.echo(line))
 
 
-def _sign() -> None:
-    from residua.lab.finetune import FinetuneConfig
-    from residua.lab.train.recipe import fields_of
-
-    fields = {name: field for name, field in fields_of(FinetuneConfig).items() if name != "checkpoint"}
-    sign(
-        command,
-        fields,
-        checkpoint=(str, typer.Argument(None, help="Model directory or hub name.")),
-        **run_flags(),
-        as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
-    )
-
-
-_sign()
+sign(
+    command,
+    {name: field for name, field in fields_of(FinetuneConfig).items() if name != "checkpoint"},
+    checkpoint=(str, typer.Argument(None, help="Model directory or hub name.")),
+    **run_flags(),
+    as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
+)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from residua.cli._flags import grid, typed
+from residua.cli._flags import grid, show, tell, typed
+from residua.lab.common.files import Record, Values, write_json
+from residua.lab.common.tables import MDE, difference, print_table, spread
 
 if TYPE_CHECKING:
     from residua.lab.tasks.task import Task
@@ -44,10 +45,8 @@ def command(
 
     if task is None:
         listed = [_describe(tasks.get(name)) for name in tasks.names()]
-        if as_json:
-            typer.echo(json.dumps(listed, indent=2))
-        for row in listed if not as_json else ():
-            typer.echo(f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}")
+        lines = [f"{row['task']:<14} {row['made']}\n{'':<14} separates {row['separates']}" for row in listed]
+        show(listed, as_json, lambda _: typer.echo("\n".join(lines)))
         return
     from residua.lab.tasks.experiment import TaskRecipe, requested, run_task
     from residua.lab.tasks.kept import kept_in
@@ -71,16 +70,15 @@ def command(
                 )
         except KeyboardInterrupt:
             cure = "the same command resumes" if out else "use --out to keep them"
-            typer.echo(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}", err=True)
+            tell(f"residua: interrupted after {len(kept.runs)} finished runs; {cure}")
             raise typer.Exit(130) from None
         if out is not None:
             import torch
 
-            from residua.lab.common.files import write_json
             from residua.lab.train.folder import machine
 
             write_json(out, {"command": typed(), "machine": machine(torch.device("cpu")), **results})
-    typer.echo(json.dumps(results, indent=2)) if as_json else _show(results)
+    show(results, as_json, _show)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -95,7 +93,7 @@ def _describe(cls: type[Task]) -> dict[str, str]:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+def _progress(total: int) -> Iterator[Callable[[Record], None]]:
     """A bar on a terminal, a line per finished run elsewhere."""
     from rich.console import Console
     from rich.progress import Progress
@@ -111,13 +109,11 @@ def _progress(total: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
         yield lambda event: progress.advance(bar)
 
 
-def _ended(event: Mapping[str, Any]) -> str:
+def _ended(event: Record) -> str:
     return f"diverged, {event['message']}" if event["kind"] == "diverged" else f"{event['accuracy']:.3f}"
 
 
-def _show(results: dict[str, Any]) -> None:
-    from residua.lab.common.tables import MDE, difference, print_table, spread
-
+def _show(results: Values) -> None:
     several = len({row["layout"] for row in results["rows"]}) > 1
     rows = []
     for row in results["rows"]:
@@ -134,6 +130,6 @@ def _show(results: dict[str, Any]) -> None:
     print_table(titles, rows, [legend], results["notes"], width=160)
 
 
-def _routing(runs: list[dict[str, Any]]) -> str:
+def _routing(runs: list[Values]) -> str:
     scores = [run["routing"]["score"] for run in runs if run.get("routing")]
     return f"{sum(scores) / len(scores):.2f}" if scores else "-"

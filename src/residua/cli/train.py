@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from residua.cli._flags import read_settings, sign
-from residua.cli._running import run_flags, running
+from residua.cli._flags import read_settings, run_flags, running, sign
+from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig, config_fields
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ def command(
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
 
 
-def resolve(file: Path | None, flags: dict[str, Any]) -> TrainConfig:
+def resolve(file: Path | None, flags: Values) -> TrainConfig:
     """A config from a JSON or TOML file of fields, with the flags over it."""
     return TrainConfig.from_json(read_settings(file) | flags)
 
 
-def foresee(config: TrainConfig) -> dict[str, Any]:
+def foresee(config: TrainConfig) -> Values:
     """The size and cost of a run, from its configuration; the corpus is prepared for it."""
     from residua.lab.data import prepare
     from residua.model import measure
@@ -51,7 +51,7 @@ def foresee(config: TrainConfig) -> dict[str, Any]:
     tokens = prepare(config.corpus, config.tokenizer)
     sizes = measure(config.model(tokens.vocab), config.context)
     seen = config.steps * config.tokens_per_step
-    held = max(sizes.state_floats.values())
+    held, narrow = max(sizes.state_floats.values()), config.dtype == "bfloat16" and not config.fp32_stream
     return {
         "config": config.to_json(),
         "vocab": tokens.vocab,
@@ -63,17 +63,13 @@ def foresee(config: TrainConfig) -> dict[str, Any]:
         # a backward pass costs two forwards, and recomputation one more
         "training_flops": (4 if config.checkpointed else 3) * sizes.flops_per_token * seen,
         "state_floats_per_token": held,
-        "state_bytes_per_batch": held * config.batch * config.context * (2 if _narrow(config) else 4),
+        "state_bytes_per_batch": held * config.batch * config.context * (2 if narrow else 4),
         "tokens": seen,
         "passes": seen / len(tokens.train),
     }
 
 
-def _narrow(config: TrainConfig) -> bool:
-    return config.dtype == "bfloat16" and not config.fp32_stream
-
-
-def _foreseen(found: dict[str, Any]) -> str:
+def _foreseen(found: Values) -> str:
     config = found["config"]
     return "\n".join(
         (

@@ -99,6 +99,14 @@ def print_table(
         console.print(f"! {note}")
 
 
+def markdown_table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """The table for a page of Markdown."""
+    titles = list(titles)
+    return "\n".join(
+        ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles), *("| " + " | ".join(row) + " |" for row in rows)]
+    )
+
+
 def html_table(titles: Sequence[str], rows: Iterable[Sequence[str]], below: Sequence[str] = ()) -> str:
     """The table for a notebook: one piece of HTML with its style, light or dark as the page is, every text escaped."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from residua.lab.common.files import Values
+from residua.lab.common.tables import markdown_table
 from residua.lab.duality import checks
 from residua.lab.duality.models import Subject
 
@@ -143,9 +144,7 @@ TITLES = ("part", "statement", "type", "error", "must be", "cases", "")
 
 def as_markdown(report: Values) -> str:
     """The summary as a table, and what would settle it as a list."""
-    lines = ["| " + " | ".join(TITLES) + " |", "|" + "---|" * len(TITLES)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in summary(report)]
-    lines += ["", "**What would settle it**", ""]
+    lines = [markdown_table(TITLES, map(cells, summary(report))), "", "**What would settle it**", ""]
     for one in report["settles"]:
         verdict = "shown" if one["passed"] else "NOT SHOWN"
         lines.append(f"- *{one['asked']}* {one['answer']} ({verdict} by the {one['shown_by']} rows.)")
