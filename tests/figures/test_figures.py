@@ -16,6 +16,7 @@ from residua.lab import figures
 from residua.lab.common.files import read_json
 from residua.lab.compare import Size, read_series
 from residua.lab.diagnose import record_routing
+from residua.lab.diagnose.show import in_depth_order
 from residua.lab.train import TrainConfig, load_model, train
 from residua.testing import specs
 from tests.figures.synthetic import STANDARD, routing_record, write, write_comparison, write_plan, write_run
@@ -347,4 +348,4 @@ def _ordered(spec: str, depth: int) -> tuple[list[str], list[tuple[str, ...]]]:
     plan = Plan.regular(16, depth)
     stream = residua.build(spec, plan)
     reads = [stream.sources(site) for site in plan.readers if stream.sources(site)]
-    return figures.in_depth_order({site.name: site.index for site in plan.readers}, reads), reads
+    return in_depth_order({site.name: site.index for site in plan.readers}, reads), reads

@@ -11,7 +11,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from residua.lab.report import gather, inspection, render, svg, write, write_inspection
+from residua.lab.plots import svg
+from residua.lab.report import gather, inspection, render, write, write_inspection
 from residua.lab.report.page import HERE, SCRIPTS, VIEWS, as_json
 from tests.report.comparison import inspected, large_inspection
 
@@ -94,7 +95,7 @@ def test_page_asks_for_nothing_and_runs_nothing_inline(html):
         assert "style" not in each, "the policy would refuse it"
         assert not any(name.startswith("on") for name in each)
         assert each.get("href", "#").startswith("#")
-    css = "".join((HERE / name).read_text() for name in ("style.css", "figure.css"))
+    css = (HERE / "style.css").read_text() + svg.STYLE
     assert "url(" not in css
     assert "@import" not in css
 

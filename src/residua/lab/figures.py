@@ -18,12 +18,12 @@ about seeds that were not run. Numbers are rounded to six digits; None stands fo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values
 from residua.lab.diagnose.record import in_deep_third
+from residua.lab.diagnose.show import weight_grid
 from residua.lab.runs import Series, mean_if_all, rounded
 from residua.plan import Plan
 
@@ -99,21 +99,9 @@ def _routing(series: Series) -> Values | None:
     mixing = [site for site in records[0]["sites"] if all(site["site"] in each["mean_weights"] for each in records)]
     if not mixing:
         return None
-    sources = in_depth_order(
-        {site["site"]: site["index"] for site in records[0]["sites"]}, [s["sources"] for s in mixing]
-    )
-    weights = []
-    for site in mixing:
-        own = _means(each["mean_weights"][site["site"]] for each in records)
-        known = dict(zip(site["sources"], own, strict=True))
-        weights.append([known.get(source) for source in sources])
+    means = {site["site"]: _means(each["mean_weights"][site["site"]] for each in records) for site in mixing}
     kinds = {site["routing"]["weights"] for each in records for site in each["sites"] if "routing" in site}
-    return {
-        "sites": [site["site"] for site in mixing],
-        "sources": sources,
-        "weights": weights,
-        "signed": "signed" in kinds or any(weight is not None and weight < 0 for row in weights for weight in row),
-    }
+    return weight_grid(records[0]["sites"], means, signed="signed" in kinds)
 
 
 def _depth(series: Series) -> Values | None:
@@ -204,29 +192,6 @@ def _records(series: Series) -> list[Record] | None:
 
 def _of_a_read(site: Record, key: str) -> float | None:
     return site["routing"].get(key) if "routing" in site and len(site["sources"]) > 1 else None
-
-
-def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> list[str]:
-    """Every source that some site reads, the shallow before the deep.
-
-    A source is as deep as the site it is named after (by `sites`, name -> index), else as its last number. Without a
-    number (`embed`, `evicted`, `partial`) it comes before those that have one, or after them if it is the newest
-    source of every site that reads it beside others. Equals keep the order in which they are first read.
-    """
-    first: dict[str, int] = {}
-    for name in (name for read in reads for name in read):
-        first.setdefault(name, len(first))
-
-    def place(name: str) -> tuple[int, int, int]:
-        numbers = re.findall(r"\d+", name)
-        if name in sites:
-            return 0, sites[name], first[name]
-        if numbers:
-            return 0, int(numbers[-1]), first[name]
-        beside = [read for read in reads if name in read and len(read) > 1]
-        return (1 if beside and all(read[-1] == name for read in beside) else -1), 0, first[name]
-
-    return sorted(first, key=place)
 
 
 def _means(seeds: Iterable[Sequence[float | None]]) -> list[float | None]:

@@ -26,6 +26,8 @@ from residua.plan import Plan, Site
 from residua.runner import Observer, observed
 from residua.stream import Read, Stream
 
+NOTHING = "nothing was recorded: call the model inside `with record_routing(model)`"
+
 
 @contextmanager
 def record_routing(
@@ -85,6 +87,11 @@ class RoutingRecord(Observer):
         """The summary as text, a line a site."""
         return routing_table(self.summary())
 
+    def _repr_html_(self) -> str:
+        from residua.lab.diagnose.show import routing_html
+
+        return routing_html(self.summary()) if self.forwards else f"<p>{NOTHING}</p>"
+
     def opened(self, x: Tensor) -> None:
         if in_backward():
             return
@@ -124,7 +131,7 @@ class RoutingRecord(Observer):
 
     def _need_forward(self) -> None:
         if not self.forwards:
-            raise RuntimeError("nothing was recorded: call the model inside `with record_routing(model)`")
+            raise RuntimeError(NOTHING)
 
 
 def find_stream(model: nn.Module) -> Stream:

@@ -12,6 +12,12 @@ SHARES_NOTE = "max, entropy and effective are of |w| / sum |w| where weights are
 
 def routing_table(summary: Mapping[str, Any]) -> str:
     """The text of `RoutingRecord.summary`."""
+    title, rows, note = routing_cells(summary)
+    return "\n".join([title, *align(rows), note])
+
+
+def routing_cells(summary: Mapping[str, Any]) -> tuple[str, list[list[str]], str]:
+    """What the table is of, its rows (the first is the header) without columns that say nothing, and a note."""
     header = ["site", "n", "weights", "max", "entropy", "effective", "favourite", "agree", "collapsed", "rank"]
     header += ["stream rms", "output rms", "gradient", "gates"]
     rows = [_site_row(site) for site in summary["sites"]]
@@ -26,10 +32,10 @@ def routing_table(summary: Mapping[str, Any]) -> str:
              _text(average["effective_rank"], 2), "", "", "", ""]
         )  # fmt: skip
     used = [place for place in range(len(header)) if any(row[place] not in ("", "-") for row in rows)]
-    lines = align([[row[place] for place in used] for row in (header, *rows)])
     title = f"{summary['design']}: {summary['forwards']} forwards, {summary['tokens']} tokens"
     note = f"collapsed: judged at sites with {JUDGED_SOURCES} or more sources; {SHARES_NOTE}"
-    return "\n".join([title, *lines, note if mixes else "no site mixes sources"])
+    cells = [[row[place] for place in used] for row in (header, *rows)]
+    return title, cells, note if mixes else "no site mixes sources"
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -18,9 +18,9 @@ from residua.lab import figures
 from residua.lab.common.files import Record, Values
 from residua.lab.compare.plan import PLAN
 from residua.lab.compare.series import read_series
+from residua.lab.plots.colour import DIVERGING, SEQUENTIAL
 from residua.lab.plots.style import DASHES, OKABE_ITO, styles
 from residua.lab.report import explorer as explorers
-from residua.lab.report.colour import DIVERGING, SEQUENTIAL
 from residua.lab.report.costs import costs
 from residua.lab.report.look import Look, look
 from residua.lab.report.runs import run_data

@@ -19,8 +19,8 @@ import torch
 
 from residua.lab import figures
 from residua.lab.common.files import Record, Values
+from residua.lab.plots.colour import DIVERGING, SEQUENTIAL
 from residua.lab.report import explorer as explorers
-from residua.lab.report.colour import DIVERGING, SEQUENTIAL
 from residua.lab.report.data import FORMAT, PAPER, PROMPTED, axes_of, depth_of
 from residua.lab.report.look import Look
 from residua.lab.report.text import visible, visible_piece, visible_tree

@@ -17,8 +17,8 @@ from typing import Any
 from residua._version import __version__
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import times
+from residua.lab.plots import svg
 from residua.lab.plots.style import points_over_depth
-from residua.lab.report import svg
 from residua.lab.report.look import MOST_OFFSETS
 
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ def render(data: Record) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    css = (HERE / "figure.css").read_text() + (HERE / "style.css").read_text()
+    css = svg.STYLE + (HERE / "style.css").read_text()
     script = _script()
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(css)}'; "

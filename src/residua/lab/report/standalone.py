@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from html import escape
 
 from residua.lab.common.files import Record, Values
-from residua.lab.report import svg
+from residua.lab.plots import svg
 from residua.lab.report.data import PAPER, look_of
-from residua.lab.report.page import HERE, MEASURED, curve_charts, depth_charts, quality_charts
+from residua.lab.report.page import MEASURED, curve_charts, depth_charts, quality_charts
 
 GAP, PAD = 24, 16
 DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
@@ -53,7 +53,7 @@ def sheet(panels: Sequence[str], series: Sequence[Record], columns: int) -> str:
     placed = [re.sub(r'viewBox="0 0 (\d+) (\d+)"', r'height="\2" viewBox="0 0 \1 \2"', each) for each in placed]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{(HERE / "figure.css").read_text()}</style>'
+        f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{svg.STYLE}</style>'
         f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>{legend}{"".join(placed)}</svg>\n'
     )
 

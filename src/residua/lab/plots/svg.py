@@ -10,14 +10,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 
 from residua.lab.common.files import Record
 from residua.lab.common.tables import short
-from residua.lab.report.colour import as_hex, is_dark, shade
+from residua.lab.plots.colour import as_hex, is_dark, shade
 
 Scale = Callable[[float], float]
 """From a number to its place on the picture."""
 
+STYLE = Path(__file__).with_name("figure.css").read_text()
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 40
 LEVELS = 48
