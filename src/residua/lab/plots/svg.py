@@ -81,17 +81,30 @@ def lines(chart: Chart) -> str:
         left, right = (across(x) for x in chart.shaded)
         parts.append(f'<rect class="shaded" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
                      f'height="{HEIGHT - TOP - BOTTOM}"/>')  # fmt: skip
-    for tick in log_ticks(low, high) if log else ticks(low, high, 5):
-        parts.append(f'<path class="grid" d="M{LEFT} {up(tick):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 6, up(tick) + 4, short(tick), "tick end"))
-    for tick in ticks(min(xs), max(xs), 6):
-        parts.append(_text(across(tick), HEIGHT - BOTTOM + 16, short(tick), "tick middle"))
+    parts += _axes(across, up, ticks(min(xs), max(xs), 6), log_ticks(low, high) if log else ticks(low, high, 5), short)
     for value, name in chart.references:
         parts.append(f'<path class="reference" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(_text(WIDTH - RIGHT, up(value) - 4, name, "tick end"))
     for line in chart.lines:
         parts.append(_line(line, across, up))
     return _svg(WIDTH, HEIGHT, parts, f"{chart.title}: {', '.join(line.name for line in chart.lines)}")
+
+
+def _axes(
+    across: Scale, up: Scale, xs: Sequence[float], ys: Sequence[float], name: Callable[[float], str]
+) -> list[str]:
+    """A grid line and a number for each of ys, and what `name` says of each of xs."""
+    parts = []
+    for tick in ys:
+        parts.append(f'<path class="grid" d="M{LEFT} {up(tick):.1f}H{WIDTH - RIGHT}"/>')
+        parts.append(_text(LEFT - 6, up(tick) + 4, short(tick), "tick end"))
+    return [*parts, *(_text(across(tick), HEIGHT - BOTTOM + 16, name(tick), "tick middle") for tick in xs)]
+
+
+def _widened(values: Sequence[float], share: float = 0.12) -> tuple[float, float]:
+    """From the lowest to the highest, with room on both sides."""
+    room = share * (max(values) - min(values)) or 0.05
+    return min(values) - room, max(values) + room
 
 
 def _line(line: Line, across: Scale, up: Scale) -> str:
@@ -128,13 +141,13 @@ def heat(
     margin = 8 + 6.2 * min(14, max(map(len, rows)))
     above = 16 + 5.8 * min(14, max(map(len, columns))) + (22 if heading else 0)
     parts = [_text(0, 14, heading, "title")] if heading else []
-    for row, values in enumerate(cells):
-        if numbered:
-            parts += [
-                _numbered(value, margin + column * wide, above + row * high, (wide, high), top, signed)
-                for column, value in enumerate(values)
-            ]
-    if not numbered:
+    if numbered:
+        parts += [
+            _numbered(value, margin + column * wide, above + row * high, (wide, high), top, signed)
+            for row, values in enumerate(cells)
+            for column, value in enumerate(values)
+        ]
+    else:
         parts.append(_paths(cells, (margin, above), (wide, high), top, signed))
     every_row, every_column = (max(1, math.ceil(11 / high)), max(1, math.ceil(15 / wide)))
     for row in range(0, len(rows), every_row):
@@ -221,13 +234,12 @@ def forest(rows: Sequence[tuple[str, str, Record]]) -> str:
 
 def marks(rows: Sequence[tuple[str, str, float, Sequence[float]]], title: str) -> str:
     """What was measured among what was predicted: (style, name, measured, predicted)."""
-    values = [1.0, *(value for *_, measured, predicted in rows for value in (measured, *predicted))]
-    room = 0.08 * (max(values) - min(values)) or 0.05
+    low, high = _widened([1.0, *(value for *_, measured, ahead in rows for value in (measured, *ahead))], 0.08)
     drawn = [
         _Mark(kind, name, measured, True, (min(predicted), max(predicted)) if predicted else None, f"{measured:.2f}x")
         for kind, name, measured, predicted in rows
     ]
-    across, parts = _rows(drawn, min(values) - room, max(values) + room, 1.0, lambda tick: f"{tick:g}x")
+    across, parts = _rows(drawn, low, high, 1.0, lambda tick: f"{tick:g}x")
     for place, (kind, _, _, predicted) in enumerate(rows):
         y = ROWS_TOP + ROW * (place + 0.5)
         hollow = [f'<circle class="dot hollow" cx="{across(x):.1f}" cy="{y}" r="4"/>' for x in predicted]
@@ -277,21 +289,15 @@ def _rows_height(rows: Sequence[object]) -> float:
 def points(rows: Sequence[tuple[str, str, float, Record]], x_title: str, y_title: str, title: str) -> str:
     """Quality against cost: (style, name, x, band of y)."""
     xs, bands = [x for _, _, x, _ in rows], [band for *_, band in rows]
-    low, high = min(band["low"] for band in bands), max(band["high"] for band in bands)
-    room = 0.12 * (high - low) or 0.05
-    reach = 0.12 * (max(max(xs), 1.0) - min(min(xs), 1.0)) or 0.05
-    across = _scale(min(min(xs), 1.0) - reach, max(max(xs), 1.0) + reach, LEFT, WIDTH - RIGHT)
-    up = _scale(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    low, high = _widened([value for band in bands for value in (band["low"], band["high"])])
+    left, right = _widened([*xs, 1.0])
+    across, up = _scale(left, right, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [
         _text(LEFT, 15, title, "title"),
         _text(WIDTH - RIGHT, HEIGHT - 6, x_title, "tick end"),
         f'<path class="zero" d="M{across(1):.1f} {TOP}V{HEIGHT - BOTTOM}"/>',
     ]
-    for tick in ticks(low - room, high + room, 5):
-        parts.append(f'<path class="grid" d="M{LEFT} {up(tick):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 6, up(tick) + 4, short(tick), "tick end"))
-    for tick in ticks(min(min(xs), 1.0) - reach, max(max(xs), 1.0) + reach, 5):
-        parts.append(_text(across(tick), HEIGHT - BOTTOM + 16, f"{tick:g}x", "tick middle"))
+    parts += _axes(across, up, ticks(left, right, 5), ticks(low, high, 5), lambda tick: f"{tick:g}x")
     for kind, name, x, band in rows:
         bar = f'<path class="whisker" d="M{across(x):.1f} {up(band["low"]):.1f}V{up(band["high"]):.1f}"/>'
         dot = f'<circle class="dot" cx="{across(x):.1f}" cy="{up(band["mean"]):.1f}" r="5"/>'
@@ -317,34 +323,6 @@ def stacked(rows: Sequence[str], shares: Sequence[tuple[str, str, Sequence[float
                              "</rect>")  # fmt: skip
             x += size
     return _svg(width, 8 + step * len(rows), parts, title)
-
-
-def two_axes(layers: int = 5, tokens: int = 8, window: int = 4) -> str:
-    """One operator on two axes: a window over the tokens of a layer, and the same window over the layers of a token."""
-    cell, margin, top = 34, 66, 30
-    here_token, here_layer = tokens - 2, layers - 1
-    bottom, right = top + layers * cell, margin + tokens * cell
-    parts = [
-        _text(margin, bottom + 12, "tokens \u2192", "tick"),
-        _text(margin - 10, bottom - 12, "layers \u2191", "tick end"),
-    ]
-    for layer in range(layers):
-        for token in range(tokens):
-            kind = "state"
-            if layer == here_layer and here_token - window < token <= here_token:
-                kind += " along-tokens"
-            if token == here_token and here_layer - window < layer <= here_layer:
-                kind += " along-layers"
-            if (layer, token) == (here_layer, here_token):
-                kind += " here"
-            x, y = margin + token * cell, bottom - (layer + 1) * cell
-            parts.append(f'<rect class="{kind}" x="{x}" y="{y}" width="{cell - 5}" height="{cell - 5}" rx="4"/>')
-    y = bottom - here_layer * cell - 12
-    parts.append(_text(margin, top - 12, "ShortSWA: the last tokens of this layer", "tick"))
-    parts.append(_text(right + 6, y + 2 * cell, "depth read:", "tick"))
-    parts.append(_text(right + 6, y + 2 * cell + 14, "the last layers", "tick"))
-    parts.append(_text(right + 6, y + 2 * cell + 28, "of this token", "tick"))
-    return _svg(right + 96, bottom + 18, parts, "One operator on two axes: over tokens, and over layers")
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:

@@ -10,9 +10,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from residua._version import __version__
 from residua.lab.common.files import Record, Values
@@ -52,7 +52,6 @@ REGIMES = {"identity": "c-sky", "projection": "c-blue", "reflection": "c-vermill
 def render(data: Record) -> str:
     """The page of what `gather` or an inspection found."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     environment = Environment(
         loader=FileSystemLoader([HERE, HERE / "views"]),
@@ -77,20 +76,23 @@ def render(data: Record) -> str:
     return environment.get_template("page.html.jinja").render(
         data=data,
         policy=policy,
-        css=Markup(css),
-        script=Markup(script),
-        json=Markup(as_json({**data, "measured": measured, "shares": SHARES})),
+        css=css,
+        script=script,
+        json=as_json({**data, "measured": measured, "shares": SHARES}),
         views=views,
-        opening=_opening(data),
         version=__version__,
         styles=[svg.style(each) for each in data["series"]],
-        starts=_starts(data),
-        figures=_marked(pictures(data, measured)),
+        starts={0, *accumulate(len(group["columns"]) for group in (data["summary"] or {"groups": ()})["groups"])},
+        figures=pictures(data, measured),
         unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
-        tables=_tables(data),
-        large=TABLED if any(each and _cells(each) > TABLED for each in data["routing"]) else 0,
+        regimes=REGIMES,
+        grid=grid,
+        most=TABLED,
         measured=measured,
-        gradients=_gradients(data),
+        of_prompt=any(
+            depth and depth["gradient_of"] == "prompt" and any(_known(depth["gradient_norm"]))
+            for depth in data["depth"]
+        ),
         claim=_claim(data),
         offsets=MOST_OFFSETS,
         ratio=times,
@@ -114,27 +116,15 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _marked(value: Any) -> Any:
-    """SVG is ours and escaped already."""
-    from markupsafe import Markup
-
-    if isinstance(value, str) and value.startswith("<svg"):
-        return Markup(value)
-    if isinstance(value, dict):
-        return {key: _marked(each) for key, each in value.items()}
-    return [_marked(each) for each in value] if isinstance(value, list) else value
-
-
 def pictures(data: Record, measured: Sequence[tuple[str, str]]) -> Values:
     """Every static picture, by the view it stands in."""
     return {
         "forest": _forest(data),
         "curves": curve_charts(data) if data["curves"] else [],
-        "routing": routing_maps(data),
+        "routing": _maps(data),
         "strips": _strips(data),
         "depth": depth_charts(data, measured),
         "beta": _beta(data),
-        "two_axes": svg.two_axes(),
         "axes": _axes(data),
         "points": quality_charts(data),
         "speeds": _speeds(data),
@@ -164,24 +154,25 @@ def curve_charts(data: Record) -> list[str]:
     return charts
 
 
-def routing_maps(data: Record) -> list[Values]:
+def weight_maps(named: Sequence[tuple[str, Record]], *, headed: bool = False) -> list[str]:
     """One map a design; one scale for those with signed weights, and one for the others."""
-    grids = [(place, each, grid(each, 0)) for place, each in enumerate(data["routing"]) if each is not None]
-    tops = {
-        signed: max((abs(v) for _, each, cells in grids if each["signed"] is signed for row in cells for v in row
-                     if v is not None), default=1.0)
-        for signed in (False, True)
-    }  # fmt: skip
+    tops: dict[bool, float] = {}
+    for _, each in named:
+        sizes = [abs(value) for row in each["weights"] for value in row if value is not None]
+        tops[each["signed"]] = max([*sizes, tops.get(each["signed"], 0.0)])
     return [
-        {
-            "series": place,
-            "map": svg.heat(
-                each["sites"], each["sources"], cells, f"Mean weights of {data['series'][place]['label']}",
-                signed=each["signed"], largest=tops[each["signed"]],
-            ),
-        }
-        for place, each, cells in grids
+        svg.heat(
+            each["sites"], each["sources"], each["weights"], f"Mean weights of {label}",
+            signed=each["signed"], largest=tops[each["signed"]], heading=label if headed else "",
+        )
+        for label, each in named
     ]  # fmt: skip
+
+
+def _maps(data: Record) -> list[Values]:
+    routed = [(place, each | {"weights": grid(each, 0)}) for place, each in enumerate(data["routing"]) if each]
+    drawn = weight_maps([(data["series"][place]["label"], each) for place, each in routed])
+    return [{"series": place, "map": each} for (place, _), each in zip(routed, drawn, strict=True)]
 
 
 def grid(each: Record, seed: int) -> list[list[float | None]]:
@@ -258,7 +249,6 @@ def _beta(data: Record) -> list[Values]:
     return [
         {
             "series": place,
-            "regimes": list(REGIMES.items()),
             "bars": svg.stacked(
                 beta["sites"],
                 [(REGIMES[name], name, values) for name, values in beta["regimes"].items()],
@@ -276,12 +266,6 @@ def _axes(data: Record) -> list[Values]:
         if not any(axes.values()):
             continue
         drawn: Values = {"series": place, "depth": "", "sequence": ""}
-        routed = data["routing"][place] is not None
-        drawn["no_depth"] = (
-            "Its sources are parallel streams: none is older than another."
-            if routed
-            else "It mixes no sources: along depth it only adds."
-        )
         for axis, unit in (("depth", "source"), ("sequence", "token")):
             part = axes[axis]
             if part is not None:
@@ -324,25 +308,6 @@ def _speeds(data: Record) -> str:
     return svg.marks(rows, "Speed over the baseline's, measured and predicted") if rows else ""
 
 
-def _tables(data: Record) -> list[Values]:
-    return [
-        {
-            "series": place,
-            "sources": each["sources"],
-            "rows": [
-                {"site": site, "weights": weights, "collapsed": collapsed}
-                for site, weights, collapsed in zip(each["sites"], grid(each, 0), each["collapsed"], strict=True)
-            ],
-        }
-        for place, each in enumerate(data["routing"])
-        if each is not None and _cells(each) <= TABLED
-    ]
-
-
-def _cells(each: Record) -> int:
-    return len(each["sites"]) * len(each["sources"])
-
-
 def _claim(data: Record) -> list[Values]:
     """The largest weight of every design that routes, over all sites and over the deep third."""
     rows = []
@@ -360,33 +325,6 @@ def _claim(data: Record) -> list[Values]:
             }
         )
     return rows
-
-
-def _gradients(data: Record) -> str:
-    of = {depth["gradient_of"] for depth in data["depth"] if depth and any(_known(depth["gradient_norm"]))}
-    if "prompt" not in of:
-        return ""
-    return "The gradient is that of the loss on the prompt of the routing explorer, not of a training batch."
-
-
-def _opening(data: Record) -> str:
-    names = len(data["series"])
-    if data["kind"] == "inspection":
-        loss = "" if data["loss"] is None else f" Its loss there is {data['loss']:.4f} nats per token."
-        return f"{data['series'][0]['label']} on one prompt: what every sublayer reads at every token.{loss}"
-    if data["kind"] == "comparison":
-        seeds = max(len(each["seeds"]) for each in data["series"])
-        return f"{names} designs, {seeds} seed{'s' if seeds > 1 else ''} each, one recipe, the same batches."
-    return "One run." if names == 1 else f"{names} configurations, trained one by one."
-
-
-def _starts(data: Record) -> set[int]:
-    """The cells of a row that open a group of columns."""
-    found, place = set(), 0
-    for group in () if data["summary"] is None else data["summary"]["groups"]:
-        found.add(place)
-        place += len(group["columns"])
-    return found
 
 
 def _known(values: Sequence[object]) -> list[bool]:

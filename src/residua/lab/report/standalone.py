@@ -13,7 +13,7 @@ from html import escape
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
 from residua.lab.report.data import PAPER, look_of
-from residua.lab.report.page import MEASURED, curve_charts, depth_charts, quality_charts
+from residua.lab.report.page import MEASURED, curve_charts, depth_charts, quality_charts, weight_maps
 
 GAP, PAD = 24, 16
 DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
@@ -23,9 +23,11 @@ def pictures(figures: Record) -> dict[str, str]:
     """Name -> SVG, of every picture that the data allow."""
     data = _listed(figures)
     measured = [(key, MEASURED[key]) for key in DEPTH if any(_has(each, key) for each in data["depth"])]
+    maps = [(figures["labels"][slug], each) for slug, each in figures["routing"].items()]
+    maps.sort(key=lambda one: one[1]["signed"])
     found = {
         "curves": sheet(curve_charts(data), data["series"], 2),
-        "routing": sheet(_maps(figures, data), [], 3),
+        "routing": sheet(weight_maps(maps, headed=True), [], 3),
         "depth": sheet(depth_charts(data, measured), data["series"], 3),
         "quality": sheet(quality_charts(data), data["series"], 2),
     }
@@ -78,21 +80,6 @@ def _listed(figures: Record) -> Values:
         "series": [{"label": label, **look_of(figures, slug)} for slug, label in figures["labels"].items()],
         "paper": PAPER,
     } | {key: [figures[key].get(slug) for slug in figures["labels"]] for key in ("curves", "depth", "quality")}
-
-
-def _maps(figures: Record, data: Record) -> list[str]:
-    maps = []
-    labels = dict(zip(figures["labels"], data["series"], strict=True))
-    for signed in (False, True):
-        alike = {slug: each for slug, each in figures["routing"].items() if each["signed"] is signed}
-        sizes = [abs(v) for each in alike.values() for row in each["weights"] for v in row if v is not None]
-        for slug, each in alike.items():
-            drawn = svg.heat(
-                each["sites"], each["sources"], each["weights"], f"Mean weights of {labels[slug]['label']}",
-                signed=signed, largest=max(sizes, default=1.0), heading=labels[slug]["label"],
-            )  # fmt: skip
-            maps.append(drawn)
-    return maps
 
 
 def _has(depth: Record | None, key: str) -> bool:
