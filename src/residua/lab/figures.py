@@ -99,9 +99,9 @@ def _routing(series: Series) -> Values | None:
     mixing = [site for site in records[0]["sites"] if all(site["site"] in each["mean_weights"] for each in records)]
     if not mixing:
         return None
-    means = {site["site"]: _means(each["mean_weights"][site["site"]] for each in records) for site in mixing}
+    own = {site["site"]: means(each["mean_weights"][site["site"]] for each in records) for site in mixing}
     kinds = {site["routing"]["weights"] for each in records for site in each["sites"] if "routing" in site}
-    return weight_grid(records[0]["sites"], means, signed="signed" in kinds)
+    return weight_grid(records[0]["sites"], own, signed="signed" in kinds)
 
 
 def _depth(series: Series) -> Values | None:
@@ -117,8 +117,8 @@ def _depth(series: Series) -> Values | None:
         "position": [rounded(b + blocks[:i].count(b) / blocks.count(b)) for i, b in enumerate(blocks)],
         "deep": [in_deep_third(plan, block) for block in blocks],
         "source_count": [len(site["sources"]) for site in sites],
-        **{key: _means([_of_a_read(site, key) for site in each["sites"]] for each in records) for key in OF_A_READ},
-        **{key: _means([site.get(key) for site in each["sites"]] for each in records) for key in OF_A_SITE},
+        **{key: means([_of_a_read(site, key) for site in each["sites"]] for each in records) for key in OF_A_READ},
+        **{key: means([site.get(key) for site in each["sites"]] for each in records) for key in OF_A_SITE},
     }
 
 
@@ -136,8 +136,8 @@ def _sources(series: Series) -> Values | None:
         return None if None in pairs else fmean(pairs)
 
     found = {
-        "cosine": _means([cosine(site) for site in each["sites"]] for each in records),
-        "effective_rank": _means([_of_a_read(site, "effective_rank") for site in each["sites"]] for each in records),
+        "cosine": means([cosine(site) for site in each["sites"]] for each in records),
+        "effective_rank": means([_of_a_read(site, "effective_rank") for site in each["sites"]] for each in records),
     }
     if all(value is None for values in found.values() for value in values):
         return None
@@ -154,8 +154,7 @@ def _beta(series: Series) -> Values | None:
     return {
         "sites": gated,
         "regimes": {
-            name: _means([beta["regimes"][name] for beta in betas] for betas in seeds)
-            for name in seeds[0][0]["regimes"]
+            name: means([beta["regimes"][name] for beta in betas] for betas in seeds) for name in seeds[0][0]["regimes"]
         },
         "edges": seeds[0][0]["edges"],
         "counts": [
@@ -194,7 +193,7 @@ def _of_a_read(site: Record, key: str) -> float | None:
     return site["routing"].get(key) if "routing" in site and len(site["sources"]) > 1 else None
 
 
-def _means(seeds: Iterable[Sequence[float | None]]) -> list[float | None]:
+def means(seeds: Iterable[Sequence[float | None]]) -> list[float | None]:
     """The mean over seeds of each entry; None where a seed has none, or none that is finite."""
     return [_short(mean_if_all(each)) for each in zip(*seeds, strict=True)]
 

@@ -41,12 +41,12 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class Looked:
     """What the seeds of a series showed on the prompt; None and the reason where they could not be asked."""
 
     tokens: list[str] | None
     looks: list[Look | None]
-    reason: str
+    reason: str = ""
 
 
 def gather(
@@ -74,6 +74,34 @@ def gather(
     planned = [_completed(each, looked.get(each.slug), notes) for each in planned]
     drawn = figures.collect(planned)
     shown = [each for each in planned if each.seeds]
+    first = Path(runs[0])
+    compared = (first / PLAN).exists()
+    table = summary(first if compared else None, shown, drawn)
+    data = page_data(
+        shown,
+        looked,
+        drawn,
+        {each.slug: VALIDATED if each.slug in kept else PROMPTED for each in shown},
+        title=visible(" + ".join(Path(run).resolve().name for run in runs)),
+        kind="comparison" if compared else "runs",
+        notes=[*table.pop("notes"), *drawn["notes"], *notes],
+        summary=table,
+        curves=_listed(shown, drawn["curves"]),
+        quality=_listed(shown, drawn["quality"]),
+        prompt=prompt,
+        costs=costs(shown, drawn),
+        runs=run_data(first, shown, looked=checkpoints),
+    )
+    return checked(data, _absent(data, shown, looked))
+
+
+def page_data(
+    shown: Sequence[Series], looked: Mapping[str, Looked], drawn: Record, samples: Mapping[str, str], **others: Any
+) -> Values:
+    """What every page has, with the others: the series, and what their records and the prompt say of them.
+
+    samples: what the mean weights of a series are means over.
+    """
     routes = {
         each.slug: explorers.explorer(
             drawn["routing"][each.slug],
@@ -83,50 +111,46 @@ def gather(
                 if seed.routing is not None
             ],
             looked[each.slug].tokens,
-            VALIDATED if each.slug in kept else PROMPTED,
+            samples[each.slug],
         )
         for each in shown
         if each.slug in drawn["routing"]
     }
-    notes += explorers.bound(routes)
-    notes += explorers.pack(routes, {slug: found.looks for slug, found in looked.items()})
-    first = Path(runs[0])
-    table = summary(first if (first / PLAN).exists() else None, shown, drawn)
-    data = {
+    said = explorers.bound(routes) + explorers.pack(routes, {slug: found.looks for slug, found in looked.items()})
+    return {
+        **others,
         "format": FORMAT,
-        "title": visible(" + ".join(Path(run).resolve().name for run in runs)),
-        "kind": "comparison" if (first / PLAN).exists() else "runs",
-        "notes": [*table.pop("notes"), *drawn["notes"], *notes],
-        "band": drawn["band"],
+        "notes": [*others["notes"], *said],
+        "band": figures.BAND,
         "colours": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
-        "series": _series(shown, drawn),
-        "summary": table,
-        "curves": _listed(shown, drawn["curves"]),
-        "quality": _listed(shown, drawn["quality"]),
-        "depth": [depth_of(drawn, each.slug, looked[each.slug].looks) for each in shown],
+        "series": [
+            {"label": visible(each.label), **look_of(drawn, each.slug), "seeds": [seed.seed for seed in each.seeds],
+             "baseline": each.slug == each.baseline}
+            for each in shown
+        ],
+        "depth": [_depth(drawn, each.slug, looked[each.slug].looks) for each in shown],
         "paper": PAPER,
         "beta": _listed(shown, drawn["beta"]),
         "routing": _listed(shown, routes),
-        "prompt": prompt,
         "axes": [
-            axes_of(routes.get(each.slug), drawn["routing"].get(each.slug), looked[each.slug].looks) for each in shown
+            _axes(routes.get(each.slug), drawn["routing"].get(each.slug), looked[each.slug].looks) for each in shown
         ],
-        "costs": costs(shown, drawn),
-        "runs": run_data(first, shown, looked=checkpoints),
-    }
-    data["absent"] = _absent(data, shown, looked)
-    checked: Any = visible_tree(data)
-    # the packed weights are ours and longer than any name
-    for before, after in zip(data["routing"], checked["routing"], strict=True):
+    }  # fmt: skip
+
+
+def checked(data: Values, absent: Mapping[str, str]) -> Values:
+    """The data with their texts made visible; the packed weights are ours and longer than any name."""
+    found: Any = visible_tree({**data, "absent": absent})
+    for before, after in zip(data["routing"], found["routing"], strict=True):
         if before is not None:
             after["packed"] = before["packed"]
-    return checked
+    return found
 
 
-def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> _Looked:
+def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> Looked:
     nothing: list[Look | None] = [None] * len(series.seeds)
     if not wanted:
-        return _Looked(None, nothing, "the checkpoints were not asked for (--no-checkpoints)")
+        return Looked(None, nothing, "the checkpoints were not asked for (--no-checkpoints)")
     try:
         found, tokens = [], None
         for seed in series.seeds:
@@ -136,8 +160,8 @@ def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> _Looked:
     except (CheckpointError, OSError, ValueError, KeyError) as error:
         # a run whose checkpoints were deleted to save space still has its curves; a page names no path of a machine
         said = str(error).replace(str(seed.folder), f"seed {seed.seed}")
-        return _Looked(None, nothing, f"the model cannot be loaded: {visible(said, 300)}")
-    return _Looked(tokens, [*found], "")
+        return Looked(None, nothing, f"the model cannot be loaded: {visible(said, 300)}")
+    return Looked(tokens, [*found])
 
 
 def _look_at(seed: FinishedRun, prompt: str) -> tuple[list[str], Look]:
@@ -156,21 +180,13 @@ def _look_at(seed: FinishedRun, prompt: str) -> tuple[list[str], Look]:
     return [visible_token(tokenizer, index) for index in ids], look(load_model(seed.folder), torch.tensor([ids]))
 
 
-def _completed(series: Series, looked: _Looked | None, notes: list[str]) -> Series:
+def _completed(series: Series, looked: Looked | None, notes: list[str]) -> Series:
     """A run of `residua train` keeps no routing: what the prompt showed stands for it, and is called that."""
     if looked is None or all(seed.routing is not None for seed in series.seeds) or not all(looked.looks):
         return series
     notes.append(f"{series.label}: its routing is that of the prompt; only residua compare averages validation text.")
     pairs = zip(series.seeds, looked.looks, strict=True)
     return replace(series, seeds=[replace(seed, routing=found.record) for seed, found in pairs if found is not None])
-
-
-def _series(shown: Sequence[Series], drawn: Record) -> list[Values]:
-    return [
-        {"label": visible(each.label), **look_of(drawn, each.slug), "seeds": [seed.seed for seed in each.seeds],
-         "baseline": each.slug == each.baseline}
-        for each in shown
-    ]  # fmt: skip
 
 
 def look_of(drawn: Record, slug: str) -> Values:
@@ -183,30 +199,26 @@ def _listed(shown: Sequence[Series], section: Record) -> list[Any]:
     return [section.get(each.slug) for each in shown]
 
 
-def depth_of(drawn: Record, slug: str, looks: Sequence[Look | None]) -> Values | None:
+def _depth(drawn: Record, slug: str, looks: Sequence[Look | None]) -> Values | None:
     """The numbers over depth, with the similarity of the sources, and the prompt's gradients where there are no
     others."""
     depth = drawn["depth"].get(slug)
     if depth is None:
         return None
-    blank = [None] * len(depth["sites"])
-    alike = drawn["sources"].get(slug, {"cosine": blank, "effective_rank": blank})
-    found = {**depth, "cosine": alike["cosine"], "effective_rank": alike["effective_rank"]}
-    found["gradient_of"] = "validation"
-    seen = [each for each in looks if each is not None]
+    alike = drawn["sources"].get(slug) or dict.fromkeys(("cosine", "effective_rank"), [None] * len(depth["sites"]))
+    found = {**depth, "cosine": alike["cosine"], "effective_rank": alike["effective_rank"], "gradient_of": "validation"}
+    seen = [each.record["sites"] for each in looks if each is not None]
     if seen and all(value is None for value in depth["gradient_norm"]):
-        sites = [[site["gradient_norm"] for site in each.record["sites"]] for each in seen]
-        found["gradient_norm"] = [
-            None if None in values else rounded(fmean(values)) for values in zip(*sites, strict=True)
-        ]
+        found["gradient_norm"] = figures.means([site["gradient_norm"] for site in sites] for sites in seen)
         found["gradient_of"] = "prompt"
     return found
 
 
-def axes_of(route: Record | None, routing: Record | None, looks: Sequence[Look | None]) -> Values:
+def _axes(route: Record | None, routing: Record | None, looks: Sequence[Look | None]) -> Values:
     """The same number on both axes: the mean weight of what lies 0, 1, 2, ... steps back."""
     found: Values = {"depth": None, "sequence": None}
-    if route is not None and routing is not None and _is_ordered(route):
+    # parallel streams, which every site reads alike, are neither older nor newer than each other
+    if route is not None and routing is not None and len({tuple(reads) for reads in route["reads"]}) > 1:
         found["depth"] = {
             "sites": route["sites"],
             "weights": [
@@ -227,12 +239,7 @@ def axes_of(route: Record | None, routing: Record | None, looks: Sequence[Look |
     return found
 
 
-def _is_ordered(route: Record) -> bool:
-    """Whether sources are older and newer. Parallel streams, which every site reads alike, are not."""
-    return len({tuple(reads) for reads in route["reads"]}) > 1
-
-
-def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, _Looked]) -> dict[str, str]:
+def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, Looked]) -> dict[str, str]:
     """Views without data, and why."""
     said: dict[str, str] = {}
     reasons = sorted({f"{each.label}: {looked[each.slug].reason}" for each in shown if looked[each.slug].reason})

@@ -19,11 +19,9 @@ import torch
 
 from residua.lab import figures
 from residua.lab.common.files import Record, Values
-from residua.lab.plots.colour import DIVERGING, SEQUENTIAL
-from residua.lab.report import explorer as explorers
-from residua.lab.report.data import FORMAT, PAPER, PROMPTED, axes_of, depth_of
+from residua.lab.report.data import PROMPTED, Looked, checked, page_data
 from residua.lab.report.look import Look
-from residua.lab.report.text import visible, visible_piece, visible_tree
+from residua.lab.report.text import visible, visible_piece
 from residua.lab.runs import FinishedRun, Series
 
 SLUG = "model"
@@ -40,42 +38,19 @@ def inspection(found: Record) -> Values:
     looked = Look(record, weights, dict(found.get("attention") or {}))
     series = Series(found["design"], SLUG, SLUG, 1, [FinishedRun(folder=Path(), seed=0, result={}, routing=record)])
     drawn = figures.of_records({SLUG: series})
-    route = None
-    notes = []
-    if SLUG in drawn["routing"]:
-        tokens = [visible_piece(text) or "<special>" for text in found["tokens"]]
-        route = explorers.explorer(drawn["routing"][SLUG], [(0, record, looked)], tokens, PROMPTED)
-        notes = explorers.bound({SLUG: route}) + explorers.pack({SLUG: route}, {SLUG: [looked]})
-    data: Values = {
-        "format": FORMAT,
-        "title": visible(found["model"]),
-        "kind": "inspection",
-        "notes": notes,
-        "band": figures.BAND,
-        "colours": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
-        "series": [{"label": visible(found["design"]), "colour": "black", "dash": 0, "seeds": [0], "baseline": True}],
-        "summary": None,
-        "curves": [],
-        "quality": [None],
-        "depth": [depth_of(drawn, SLUG, [looked])],
-        "paper": PAPER,
-        "beta": [drawn["beta"].get(SLUG)],
-        "routing": [route],
-        "prompt": found["prompt"],
-        "loss": found.get("loss"),
-        "axes": [axes_of(route, drawn["routing"].get(SLUG), [looked])],
-        "costs": [None],
-        "runs": None,
-    }
-    data["absent"] = (
-        {} if route else {"routing": f"{visible(found['design'])} mixes no sources.", "tokens": "No weights."}
-    )
+    drawn |= {"labels": {SLUG: series.label}, "quality": {SLUG: {"baseline": SLUG}}}
+    tokens = [visible_piece(text) or "<special>" for text in found["tokens"]]
+    data = page_data(
+        [series], {SLUG: Looked(tokens, [looked])}, drawn, {SLUG: PROMPTED},
+        title=visible(found["model"]), kind="inspection", notes=[], summary=None, curves=[], quality=[None],
+        prompt=found["prompt"], loss=found.get("loss"), costs=[None], runs=None,
+    )  # fmt: skip
+    absent = {}
+    if not data["routing"][0]:
+        absent = {"routing": f"{visible(found['design'])} mixes no sources.", "tokens": "No weights."}
     if not any(data["axes"][0].values()):
-        data["absent"]["axes"] = "It reads no sources by age, and its attention was not recorded."
-    checked: Any = visible_tree(data)
-    if route:
-        checked["routing"][0]["packed"] = route["packed"]
-    return checked
+        absent["axes"] = "It reads no sources by age, and its attention was not recorded."
+    return checked(data, absent)
 
 
 def _defined(values: Any) -> Any:
