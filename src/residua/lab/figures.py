@@ -53,9 +53,10 @@ def collect(planned: Sequence[Series]) -> Values:
 
 def of_records(series: Mapping[str, Series]) -> dict[str, Values]:
     """The sections that come from the routing records of the seeds alone."""
+    records = {slug: found for slug, each in series.items() if (found := _records(each)) is not None}
     parts = {"routing": _routing, "depth": _depth, "sources": _sources, "beta": _beta}
     return {
-        name: {slug: found for slug, each in series.items() if (found := part(each)) is not None}
+        name: {slug: found for slug, each in records.items() if (found := part(each)) is not None}
         for name, part in parts.items()
     }
 
@@ -91,11 +92,8 @@ def _curve(series: Series) -> Values:
     }
 
 
-def _routing(series: Series) -> Values | None:
-    """The mean weights of the sites that mix; None for a design, or a run, without any."""
-    records = _records(series)
-    if records is None:
-        return None
+def _routing(records: Sequence[Record]) -> Values | None:
+    """The mean weights of the sites that mix; None for a design without any."""
     mixing = [site for site in records[0]["sites"] if all(site["site"] in each["mean_weights"] for each in records)]
     if not mixing:
         return None
@@ -104,11 +102,8 @@ def _routing(series: Series) -> Values | None:
     return weight_grid(records[0]["sites"], own, signed="signed" in kinds)
 
 
-def _depth(series: Series) -> Values | None:
-    """Every site's numbers in reading order; None for a run whose routing was not looked at."""
-    records = _records(series)
-    if records is None:
-        return None
+def _depth(records: Sequence[Record]) -> Values:
+    """Every site's numbers in reading order."""
     sites = records[0]["sites"]
     blocks = [site["layer"] for site in sites]
     plan = Plan.regular(1, max(1, blocks[-1]))
@@ -122,11 +117,8 @@ def _depth(series: Series) -> Values | None:
     }
 
 
-def _sources(series: Series) -> Values | None:
+def _sources(records: Sequence[Record]) -> Values | None:
     """How alike the sources of a site are; None where no record compared them."""
-    records = _records(series)
-    if records is None:
-        return None
 
     def cosine(site: Record) -> float | None:
         matrix, n = site.get("routing", {}).get("cosine"), len(site["sources"])
@@ -144,11 +136,10 @@ def _sources(series: Series) -> Values | None:
     return {"sites": [site["site"] for site in records[0]["sites"]], **found}
 
 
-def _beta(series: Series) -> Values | None:
+def _beta(records: Sequence[Record]) -> Values | None:
     """The gate of DDL at the sites that have one; None for the other designs."""
-    records = _records(series)
-    gated = [site["site"] for site in records[0]["sites"] if "beta" in site] if records else []
-    if not records or not gated:
+    gated = [site["site"] for site in records[0]["sites"] if "beta" in site]
+    if not gated:
         return None
     seeds = [[site["beta"] for site in each["sites"] if site["site"] in gated] for each in records]
     return {

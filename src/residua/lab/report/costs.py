@@ -29,13 +29,11 @@ def costs(shown: Sequence[Series], drawn: Record) -> list[Values | None]:
 
 def _cost(series: Series, quality: Record) -> Values | None:
     first = series.seeds[0]
-    if first.settings is None or first.manifest is None:
-        return None
-    config, manifest = first.config, first.manifest
+    manifest = first.manifest or {"data": {}}
     vocab = manifest["data"].get("tokenizer", {}).get("vocab")
-    if vocab is None:
+    if first.settings is None or vocab is None:
         return None
-    path = "fused" if manifest.get("kernels") else "reference"
+    config, path = first.config, "fused" if manifest.get("kernels") else "reference"
     cost = predict(config.model(vocab), config.context, batch=config.batch, path=path)
     tokens = config.batch * config.context
     return {
@@ -50,12 +48,7 @@ def _cost(series: Series, quality: Record) -> Values | None:
         "path": path,
         "context": config.context,
         "batch": config.batch,
-        "speed_by_operations": None,
-        "speed_by_bytes": None,
-        "extra_memory": None,
-        "extra_saved": None,
-        "speed": quality["speed"],
-        "memory": quality["memory"],
-        "tokens_per_cpu_second": quality["tokens_per_cpu_second"],
+        **dict.fromkeys(("speed_by_operations", "speed_by_bytes", "extra_memory", "extra_saved")),
+        **{key: quality[key] for key in ("speed", "memory", "tokens_per_cpu_second")},
         "peak_memory": round(series.memory),
     }

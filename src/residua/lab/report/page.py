@@ -20,6 +20,7 @@ from residua.lab.common.tables import times
 from residua.lab.plots import svg
 from residua.lab.plots.style import points_over_depth
 from residua.lab.report.look import MOST_OFFSETS
+from residua.lab.runs import mean_if_all
 
 HERE = Path(__file__).parent
 SCRIPTS = ("core", "chart", "heat", "explorer", "views")
@@ -133,7 +134,7 @@ def pictures(data: Record, measured: Sequence[tuple[str, str]]) -> Values:
 
 def _forest(data: Record) -> str:
     rows = [] if data["summary"] is None else data["summary"]["differences"]
-    named = [(svg.style(data["series"][row["series"]]), data["series"][row["series"]]["label"], row) for row in rows]
+    named = [(*_named(data, row["series"]), row) for row in rows]
     return svg.forest(named) if named else ""
 
 
@@ -142,14 +143,10 @@ def curve_charts(data: Record) -> list[str]:
     charts = []
     for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
         lines = []
-        for series, curve in zip(data["series"], data["curves"], strict=True):
+        for place, curve in enumerate(data["curves"]):
             start = 1 if len(curve["tokens"]) > 2 else 0
-            loss = {part: values[start:] for part, values in curve["loss"].items()}
-            lines.append(
-                svg.Line(
-                    svg.style(series), series["label"], curve[key][start:], loss["mean"], loss["low"], loss["high"]
-                )
-            )
+            loss = [curve["loss"][part][start:] for part in ("mean", "low", "high")]
+            lines.append(svg.Line(*_named(data, place), curve[key][start:], *loss))
         charts.append(svg.lines(svg.Chart("validation loss", title, lines)))
     return charts
 
@@ -216,26 +213,17 @@ def depth_charts(data: Record, measured: Sequence[tuple[str, str]]) -> list[str]
     charts = []
     for key, title in measured:
         lines = [
-            svg.Line(svg.style(series), series["label"], *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
-            for series, depth in zip(data["series"], data["depth"], strict=True)
+            svg.Line(*_named(data, place), *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
+            for place, depth in enumerate(data["depth"])
             if depth is not None and any(_known(depth[key]))
         ]
-        references = []
-        if key == "max_weight":
-            paper = data["paper"]
-            references = [(paper["states"], "paper, states"), (paper["deltas"], "paper, deltas")]
-        charts.append(
-            svg.lines(
-                svg.Chart(
-                    title, "Transformer block", lines, share=key in SHARES,
-                    shaded=deep_third(data["depth"], lines), references=references,
-                )
-            )
-        )  # fmt: skip
+        paper = [(data["paper"][what], f"paper, {what}") for what in ("states", "deltas") if key == "max_weight"]
+        deep = _deep_third(data["depth"], lines)
+        charts.append(svg.lines(svg.Chart(title, "Transformer block", lines, key in SHARES, deep, paper)))
     return charts
 
 
-def deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
+def _deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
     """Where the last third of the blocks begins and ends among what is drawn, if all series agree."""
     begins = {depth["position"][depth["deep"].index(True)] for depth in depths if depth and True in depth["deep"]}
     xs = [x for line in lines for x in line.xs]
@@ -284,8 +272,8 @@ def quality_charts(data: Record) -> list[str]:
     charts = []
     for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
         rows = [
-            (svg.style(series), series["label"], quality[key], quality["bits_per_byte"])
-            for series, quality in zip(data["series"], data["quality"], strict=True)
+            (*_named(data, place), quality[key], quality["bits_per_byte"])
+            for place, quality in enumerate(data["quality"])
             if quality is not None and quality[key] is not None
         ]
         if len(rows) > 1:
@@ -294,14 +282,15 @@ def quality_charts(data: Record) -> list[str]:
     return charts
 
 
+def _named(data: Record, place: int) -> tuple[str, str]:
+    """The style and the name of a series, as the charts take them."""
+    return svg.style(data["series"][place]), data["series"][place]["label"]
+
+
 def _speeds(data: Record) -> str:
+    predicted = ("speed_by_operations", "speed_by_bytes")
     rows = [
-        (
-            svg.style(data["series"][place]),
-            data["series"][place]["label"],
-            cost["speed"],
-            [value for value in (cost["speed_by_operations"], cost["speed_by_bytes"]) if value is not None],
-        )
+        (*_named(data, place), cost["speed"], [value for key in predicted if (value := cost[key]) is not None])
         for place, cost in enumerate(data["costs"])
         if cost is not None and cost["speed"] is not None and not data["series"][place]["baseline"]
     ]
@@ -314,16 +303,11 @@ def _claim(data: Record) -> list[Values]:
     for place, depth in enumerate(data["depth"]):
         if depth is None or not any(_known(depth["max_weight"])):
             continue
-        sites = list(zip(depth["max_weight"], depth["deep"], depth["source_count"], strict=True))
-        deep = [(value, count) for value, is_deep, count in sites if value is not None and is_deep]
-        rows.append(
-            {
-                "series": place,
-                "all": fmean(value for value, _, _ in sites if value is not None),
-                "deep": fmean(value for value, _ in deep) if deep else None,
-                "uniform": fmean(1 / count for _, count in deep) if deep else None,
-            }
-        )
+        sites = zip(depth["max_weight"], depth["deep"], depth["source_count"], strict=True)
+        known = [(value, is_deep, 1 / count) for value, is_deep, count in sites if value is not None]
+        deep = mean_if_all(value for value, is_deep, _ in known if is_deep)
+        uniform = mean_if_all(share for _, is_deep, share in known if is_deep)
+        rows.append({"series": place, "all": fmean(value for value, *_ in known), "deep": deep, "uniform": uniform})
     return rows
 
 

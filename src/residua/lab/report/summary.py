@@ -54,8 +54,7 @@ def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> 
 
 def _results(comparison: Path | None, shown: Sequence[Series]) -> Record | None:
     """The results of a comparison, if they are those of the runs that lie there now."""
-    results = None if comparison is None else read_if_there(comparison / "results.json")
-    if comparison is None or results is None:
+    if comparison is None or (results := read_if_there(comparison / "results.json")) is None:
         return None
     told = {str(comparison / run["folder"]): run["loss"] for run in results["runs"]}
     there = {str(seed.folder): seed.result["loss"] for each in shown for seed in each.seeds}
@@ -65,31 +64,24 @@ def _results(comparison: Path | None, shown: Sequence[Series]) -> Record | None:
 def _unjudged(shown: Sequence[Series], drawn: Record) -> Values:
     """What the finished seeds say: means and ranges, no interval and no verdict."""
 
-    def row(place: int, each: Series) -> Values:
-        quality, bits = drawn["quality"][each.slug], drawn["quality"][each.slug]["bits_per_byte"]
-        losses = [seed.result["loss"] for seed in each.seeds]
-        spread = f" ({bits['low']:.4f} to {bits['high']:.4f})" if len(losses) > 1 else ""
-        costs = [times(quality[key]) for key in ("speed", "memory")]
-        loss = rounded(fmean(losses))
-        return {
-            "series": place,
-            "cells": [
-                f"{loss:.4f}", f"{bits['mean']:.4f}{spread}", f"{len(losses)}", f"{quality['parameters']:,}", *costs
-            ],
-            "loss": loss,
-        }  # fmt: skip
+    def row(place: int) -> Values:
+        quality, bits = drawn["quality"][shown[place].slug], drawn["quality"][shown[place].slug]["bits_per_byte"]
+        spread = f" ({bits['low']:.4f} to {bits['high']:.4f})" if len(shown[place].seeds) > 1 else ""
+        cells = [f"{losses[place]:.4f}", f"{bits['mean']:.4f}{spread}", f"{len(shown[place].seeds)}"]
+        cells += [f"{quality['parameters']:,}", times(quality["speed"]), times(quality["memory"])]
+        return {"series": place, "cells": cells}
 
-    rows = sorted((row(place, each) for place, each in enumerate(shown)), key=lambda one: one["loss"])
+    losses = [rounded(fmean(seed.result["loss"] for seed in each.seeds)) for each in shown]
     return {
         "groups": [
             {"title": "quality", "columns": ["val loss", "bits/byte", "seeds"]},
             {"title": "cost", "columns": ["params", "speed", "memory"]},
         ],
-        "rows": [{key: value for key, value in each.items() if key != "loss"} for each in rows],
+        "rows": [row(place) for place in sorted(range(len(shown)), key=losses.__getitem__)],
         "differences": [],
         "legend": [
             "val loss: nats per token, mean over the finished seeds; in brackets the lowest and highest seed.",
             "speed: tokens per CPU second, and peak memory, over those of the first.",
         ],
-        "notes": ["Not a finished comparison: differences are not judged, and may be noise."] if len(rows) > 1 else [],
+        "notes": ["Not a finished comparison: differences are not judged, and may be noise."] if len(shown) > 1 else [],
     }
