@@ -10,7 +10,7 @@ compared with, then the Okabe-Ito colours, which readers with any colour vision 
     quality-speed                bits per byte against speed and memory over the baseline's, from two series on
 """
 
+from residua.lab.plots.save import draw as draw
 from residua.lab.plots.style import OKABE_ITO as OKABE_ITO
 from residua.lab.plots.style import Style as Style
 from residua.lab.plots.style import styles as styles
-from residua.lab.plots.write import draw as draw

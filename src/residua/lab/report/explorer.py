@@ -17,8 +17,9 @@ from itertools import chain
 from torch import Tensor
 
 from residua.lab.common.files import Record, Values
+from residua.lab.figures import means as means_of
 from residua.lab.report.look import Look
-from residua.lab.runs import mean_if_all, rounded
+from residua.lab.runs import rounded
 
 MEAN = "mean"
 MOST_HEADS = 16
@@ -50,7 +51,7 @@ def explorer(
     means: dict[str, list[list[float | None] | None]] = {}
     for view in views:
         own = [_mean_cells(record, found, routing["sites"], view) for _, record, found in seeds]
-        means[view] = [over_seeds if view == MEAN else _over(own), *own]
+        means[view] = [over_seeds if view == MEAN else None if None in own else means_of(own), *own]
     return {
         "sites": routing["sites"],
         "kinds": [site["kind"] for site in sites],
@@ -157,14 +158,15 @@ def _views(sites: Sequence[Record], looks: Sequence[Look | None]) -> list[str]:
 def _mean_cells(record: Record, found: Look | None, names: Sequence[str], view: str) -> list[float | None] | None:
     """The mean weights of a seed: over validation text, but for heads, which only the prompt has apart."""
     if view == MEAN:
-        return [_number(value) for name in names for value in record["mean_weights"][name]]
-    if view.startswith("head"):
-        if found is None:
-            return None
-        return [_number(v) for name in names for v in _view(found.weights[name], view).mean(-1).tolist()]
-    lanes = {site["site"]: site["routing"].get("mean_weights") for site in record["sites"] if "routing" in site}
-    place = _place(view)
-    return [_number(value) for name in names for value in lanes[name][min(place, len(lanes[name]) - 1)]]
+        rows = [record["mean_weights"][name] for name in names]
+    elif not view.startswith("head"):
+        lanes = {site["site"]: site["routing"].get("mean_weights") for site in record["sites"] if "routing" in site}
+        rows = [lanes[name][min(_place(view), len(lanes[name]) - 1)] for name in names]
+    elif found is not None:
+        rows = [_view(found.weights[name], view).mean(-1).tolist() for name in names]
+    else:
+        return None
+    return means_of([list(chain.from_iterable(rows))])
 
 
 def _token_cells(found: Look, names: Sequence[str], view: str, tokens: int) -> list[float]:
@@ -190,13 +192,6 @@ def _place(view: str) -> int:
     return "qkv".index(view[0]) if view.endswith(" lane") else int(view.rsplit(" ", 1)[1])
 
 
-def _over(seeds: Sequence[list[float | None] | None]) -> list[float | None] | None:
-    known = [seed for seed in seeds if seed is not None]
-    if len(known) < len(seeds):
-        return None
-    return [_number(mean_if_all(cell)) for cell in zip(*known, strict=True)]
-
-
 def _collapsed(records: Sequence[Record], name: str) -> float | None:
     """The share of seeds in which a site is judged collapsed; None where it has too few sources to be judged."""
     verdicts = [
@@ -207,7 +202,3 @@ def _collapsed(records: Sequence[Record], name: str) -> float | None:
     ]
     known = [verdict for verdict in verdicts if verdict is not None]
     return rounded(sum(known) / len(known)) if known else None
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else rounded(value)

@@ -18,6 +18,8 @@ from torch import Tensor
 from residua import ops
 from residua.lab.common.files import Values
 from residua.lab.diagnose import record_routing
+from residua.lab.train import TrainConfig
+from residua.lab.train.reproducible import reproducible
 from residua.model import Transformer, token_loss
 
 MOST_OFFSETS = 16
@@ -37,7 +39,13 @@ class Look:
 
 def look(model: Transformer, ids: Int[Tensor, "1 t"]) -> Look:
     """Run one prompt forward and back."""
-    with _alike(), _attention_by_offset(model) as attention, record_routing(model, gradients=True) as record:
+    with (
+        # the same sums whatever the process is set to, and the definitions of the ops
+        reproducible(TrainConfig(threads=1)),
+        ops.backend("reference"),
+        _attention_by_offset(model) as attention,
+        record_routing(model, gradients=True) as record,
+    ):
         logits = model(ids)
         # a decoder is asked for the next token; an encoder, which sees it, for the token itself
         loss = token_loss(logits[:, :-1], ids[:, 1:]) if model.config.causal else token_loss(logits, ids)
@@ -47,20 +55,6 @@ def look(model: Transformer, ids: Int[Tensor, "1 t"]) -> Look:
     weights = {name: each.detach()[:, :, 0] for name, each in record.weights().items()}
     means = {name: each.mean((0, 2, 3)).tolist() for name, each in weights.items()}
     return Look(record.summary() | {"mean_weights": means}, weights, attention)
-
-
-@contextmanager
-def _alike() -> Iterator[None]:
-    """The same sums whatever the process is set to: one thread, the definitions of the ops, deterministic kernels."""
-    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with ops.backend("reference"):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(strict)
-        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -69,11 +69,7 @@ def render(data: Record) -> str:
     inspected = data["kind"] == "inspection"
     left_out = ("summary", "curves", "costs", "runs") if inspected else ()
     views = [{"key": key, "title": title, "lead": lead} for key, (title, lead) in VIEWS.items() if key not in left_out]
-    measured = [
-        (key, title)
-        for key, title in MEASURED.items()
-        if any(each and any(_known(each[key])) for each in data["depth"])
-    ]
+    measured = measured_in(data)
     return environment.get_template("page.html.jinja").render(
         data=data,
         policy=policy,
@@ -100,6 +96,13 @@ def render(data: Record) -> str:
         whole=lambda value: "-" if value is None else f"{value:,.0f}",
         mebibytes=lambda value: "-" if value is None else f"{value / 2**20:,.1f}",
     )
+
+
+def measured_in(data: Record) -> list[tuple[str, str]]:
+    """The numbers over depth that some series has, with their titles."""
+    return [
+        one for one in MEASURED.items() if any(each and any(_known(each.get(one[0], ()))) for each in data["depth"])
+    ]
 
 
 def as_json(value: object) -> str:

@@ -13,7 +13,7 @@ from html import escape
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
 from residua.lab.report.data import PAPER, look_of
-from residua.lab.report.page import MEASURED, curve_charts, depth_charts, quality_charts, weight_maps
+from residua.lab.report.page import curve_charts, depth_charts, measured_in, quality_charts, weight_maps
 
 GAP, PAD = 24, 16
 DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
@@ -22,7 +22,7 @@ DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
 def pictures(figures: Record) -> dict[str, str]:
     """Name -> SVG, of every picture that the data allow."""
     data = _listed(figures)
-    measured = [(key, MEASURED[key]) for key in DEPTH if any(_has(each, key) for each in data["depth"])]
+    measured = [one for one in measured_in(data) if one[0] in DEPTH]
     maps = [(figures["labels"][slug], each) for slug, each in figures["routing"].items()]
     maps.sort(key=lambda one: one[1]["signed"])
     found = {
@@ -80,7 +80,3 @@ def _listed(figures: Record) -> Values:
         "series": [{"label": label, **look_of(figures, slug)} for slug, label in figures["labels"].items()],
         "paper": PAPER,
     } | {key: [figures[key].get(slug) for slug in figures["labels"]] for key in ("curves", "depth", "quality")}
-
-
-def _has(depth: Record | None, key: str) -> bool:
-    return depth is not None and any(value is not None for value in depth[key])
