@@ -53,7 +53,7 @@ def collect(planned: Sequence[Series]) -> Values:
 
 def of_records(series: Mapping[str, Series]) -> dict[str, Values]:
     """The sections that come from the routing records of the seeds alone."""
-    records = {slug: found for slug, each in series.items() if (found := _records(each)) is not None}
+    records = {slug: read for slug, each in series.items() if (read := _records(each)) is not None}
     parts = {"routing": _routing, "depth": _depth, "sources": _sources, "beta": _beta}
     return {
         name: {slug: found for slug, each in records.items() if (found := part(each)) is not None}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from residua.lab.common.files import Record
 from residua.lab.common.tables import short
-from residua.lab.plots.frame import empty
-from residua.lab.plots.style import CYCLE, GREY, MARKERS, OKABE_ITO
+from residua.lab.plots.frame import below, empty
+from residua.lab.plots.style import CYCLE, MARKERS, OKABE_ITO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,12 +34,12 @@ def asymmetry(data: Record) -> Figure:
     handles, labels = drawn[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=3, fontsize=8.5)
     model = data["model"]
-    figure.supxlabel(
+    below(
+        figure,
         f"Added to a model of {model['depth']} blocks of width {model['width']} by one window of attention, "
         f"{data['tokens']} tokens, {data['dtype']}, {data['path']} path. Predicted by residua cost --asymmetry; zero "
         "means nothing is added.",
-        x=0.01, ha="left", fontsize=7.5, color=GREY,
-    )  # fmt: skip
+    )
     return figure
 
 

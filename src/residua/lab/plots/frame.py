@@ -60,7 +60,12 @@ def note(figure: Figure, figures: Figures, text: str = "") -> None:
     if lines:
         room = int(16.5 * figure.get_figwidth())
         wrapped = "\n".join(textwrap.fill(line, room, break_on_hyphens=False) for line in lines)
-        figure.supxlabel(wrapped, x=0.01, ha="left", fontsize=7.5, color=GREY)
+        below(figure, wrapped)
+
+
+def below(figure: Figure, text: str) -> None:
+    """Small print under the axes."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color=GREY)
 
 
 def wrapped_label(label: str, width: int) -> str:

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from residua.lab.plots.frame import empty
-from residua.lab.plots.style import GREY, OKABE_ITO, PALE
+from residua.lab.plots.frame import below, empty
+from residua.lab.plots.style import OKABE_ITO, PALE
 from residua.lab.taxonomy import BOTH, FIXED, KEY, QUERY, STATIC, Entry, mixers
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def grid(entries: Sequence[Entry]) -> Figure:
             _cell(axes, place, height, 1, cells.get((row, place), []))
     axes.text(-0.04, len(ROWS) + 0.5, RECURRENT, ha="right", va="center", fontsize=8.5)
     _cell(axes, 0, len(ROWS), 2, [one.design for one in entries if not one.instance])
-    figure.supxlabel(
+    below(
+        figure,
         "One operator, two ordered axes: a design and a sublayer in one row are the same kind of read, over layers and "
         "over tokens. Placed by probing each of them.",
-        x=0.01, ha="left", fontsize=7.5, color=GREY,
-    )  # fmt: skip
+    )
     return figure
 
 

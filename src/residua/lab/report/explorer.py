@@ -51,7 +51,8 @@ def explorer(
     means: dict[str, list[list[float | None] | None]] = {}
     for view in views:
         own = [_mean_cells(record, found, routing["sites"], view) for _, record, found in seeds]
-        means[view] = [over_seeds if view == MEAN else None if None in own else means_of(own), *own]
+        known = [cells for cells in own if cells is not None]
+        means[view] = [over_seeds if view == MEAN else means_of(known) if len(known) == len(own) else None, *own]
     return {
         "sites": routing["sites"],
         "kinds": [site["kind"] for site in sites],
@@ -148,11 +149,7 @@ def _views(sites: Sequence[Record], looks: Sequence[Look | None]) -> list[str]:
     groups = {weights.shape[-1] for weights in found.weights.values()} if found else {1}
     heads = max(groups) if max(groups, default=1) <= MOST_HEADS else 1
     names = ["q lane", "k lane", "v lane"] if lanes == 3 else [f"lane {lane}" for lane in range(lanes)]
-    return [
-        MEAN,
-        *(names if lanes > 1 else []),
-        *([f"head {head}" for head in range(heads)] if heads > 1 else []),
-    ]
+    return [MEAN, *names[: lanes if lanes > 1 else 0], *(f"head {head}" for head in range(heads) if heads > 1)]
 
 
 def _mean_cells(record: Record, found: Look | None, names: Sequence[str], view: str) -> list[float | None] | None:
@@ -171,10 +168,9 @@ def _mean_cells(record: Record, found: Look | None, names: Sequence[str], view: 
 
 def _token_cells(found: Look, names: Sequence[str], view: str, tokens: int) -> list[float]:
     return [
-        value if math.isfinite(value) else 0.0
+        value
         for name in names
-        for row in _view(found.weights[name], view)[:, :tokens].tolist()
-        for value in row
+        for value in _view(found.weights[name], view)[:, :tokens].nan_to_num(0.0, 0.0, 0.0).flatten().tolist()
     ]
 
 
@@ -194,11 +190,6 @@ def _place(view: str) -> int:
 
 def _collapsed(records: Sequence[Record], name: str) -> float | None:
     """The share of seeds in which a site is judged collapsed; None where it has too few sources to be judged."""
-    verdicts = [
-        site["routing"].get("collapsed")
-        for record in records
-        for site in record["sites"]
-        if site["site"] == name and "routing" in site
-    ]
-    known = [verdict for verdict in verdicts if verdict is not None]
+    sites = [site.get("routing", {}) for record in records for site in record["sites"] if site["site"] == name]
+    known = [verdict for site in sites if (verdict := site.get("collapsed")) is not None]
     return rounded(sum(known) / len(known)) if known else None

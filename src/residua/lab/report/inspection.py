@@ -11,10 +11,9 @@ What is given, ready for JSON:
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
 from residua.lab import figures
@@ -32,7 +31,8 @@ def inspection(found: Record) -> Values:
     needed = [key for key in ("model", "design", "prompt", "tokens", "record", "weights") if key not in found]
     if needed:
         raise ValueError(f"an inspection needs {', '.join(needed)} to be drawn")
-    weights = {site: torch.tensor(_defined(values)) for site, values in found["weights"].items()}
+    # JSON writes None for what is not a number; numpy reads it as that
+    weights = {site: torch.from_numpy(np.array(values, np.float32)) for site, values in found["weights"].items()}
     means = {site: each.mean((0, 2, 3)).tolist() for site, each in weights.items()}
     record = {**found["record"], "mean_weights": means}
     looked = Look(record, weights, dict(found.get("attention") or {}))
@@ -51,10 +51,3 @@ def inspection(found: Record) -> Values:
     if not any(data["axes"][0].values()):
         absent["axes"] = "It reads no sources by age, and its attention was not recorded."
     return checked(data, absent)
-
-
-def _defined(values: Any) -> Any:
-    """JSON writes None for what is not a number."""
-    if isinstance(values, list):
-        return [_defined(each) for each in values]
-    return math.nan if values is None else float(values)

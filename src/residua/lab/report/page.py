@@ -83,6 +83,9 @@ def render(data: Record) -> str:
         figures=pictures(data, measured),
         unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
         regimes=REGIMES,
+        regimes_of=_regimes,
+        strip=_strip,
+        by_offset=_by_offset,
         grid=grid,
         most=TABLED,
         measured=measured,
@@ -126,10 +129,7 @@ def pictures(data: Record, measured: Sequence[tuple[str, str]]) -> Values:
         "forest": _forest(data),
         "curves": curve_charts(data) if data["curves"] else [],
         "routing": _maps(data),
-        "strips": _strips(data),
         "depth": depth_charts(data, measured),
-        "beta": _beta(data),
-        "axes": _axes(data),
         "points": quality_charts(data),
         "speeds": _speeds(data),
     }
@@ -195,20 +195,12 @@ def unpacked(each: Record, seed: int, view: int = 0) -> list[list[float]]:
     return [[numbers[start + cell * tokens + token] * each["step"] for token in range(tokens)] for cell in range(cells)]
 
 
-def _strips(data: Record) -> list[Values]:
-    strips = []
-    for place, each in enumerate(data["routing"]):
-        if each is None or not each["tokens"]:
-            continue
-        cells, rows, start = unpacked(each, 0), [], 0
-        shown = each["tokens"][:STATIC_TOKENS]
-        for reads in each["reads"]:
-            own = cells[start : start + len(reads)]
-            rows.append([max((row[token] for row in own), key=abs) for token in range(len(shown))])
-            start += len(reads)
-        title = f"Largest weight by site and token of {data['series'][place]['label']}"
-        strips.append({"series": place, "map": svg.heat(each["sites"], shown, rows, title, signed=each["signed"])})
-    return strips
+def _strip(each: Record, label: str) -> str:
+    """The largest weight of every site at every token."""
+    cells, shown = iter(unpacked(each, 0)), each["tokens"][:STATIC_TOKENS]
+    sites = [[next(cells) for _ in reads] for reads in each["reads"]]
+    rows = [[max((row[token] for row in own), key=abs) for token in range(len(shown))] for own in sites]
+    return svg.heat(each["sites"], shown, rows, f"Largest weight by site and token of {label}", signed=each["signed"])
 
 
 def depth_charts(data: Record, measured: Sequence[tuple[str, str]]) -> list[str]:
@@ -236,38 +228,17 @@ def _deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> t
     return (max(begin - 0.25, min(xs)), max(xs)) if max(xs) > begin else None
 
 
-def _beta(data: Record) -> list[Values]:
-    return [
-        {
-            "series": place,
-            "bars": svg.stacked(
-                beta["sites"],
-                [(REGIMES[name], name, values) for name, values in beta["regimes"].items()],
-                f"Regimes of beta of {data['series'][place]['label']}",
-            ),
-        }
-        for place, beta in enumerate(data["beta"])
-        if beta is not None
-    ]
+def _regimes(beta: Record, label: str) -> str:
+    shares = [(REGIMES[name], name, values) for name, values in beta["regimes"].items()]
+    return svg.stacked(beta["sites"], shares, f"Regimes of beta of {label}")
 
 
-def _axes(data: Record) -> list[Values]:
-    found = []
-    for place, axes in enumerate(data["axes"]):
-        if not any(axes.values()):
-            continue
-        drawn: Values = {"series": place, "depth": "", "sequence": ""}
-        for axis, unit in (("depth", "source"), ("sequence", "token")):
-            part = axes[axis]
-            if part is not None:
-                most = min(MOST_OFFSETS, max(map(len, part["weights"])))
-                cells = [[*row[:most], *[None] * (most - len(row))] for row in part["weights"]]
-                title = f"Weight by {unit}s back of {data['series'][place]['label']}"
-                drawn[axis] = svg.heat(
-                    part["sites"], [str(back) for back in range(most)], cells, title, signed=part.get("signed", False)
-                )
-        found.append(drawn)
-    return found
+def _by_offset(part: Record, unit: str, label: str) -> str:
+    """One of the two axes: the weights of every site by how many sources or tokens back."""
+    most = min(MOST_OFFSETS, max(map(len, part["weights"])))
+    cells = [[*row[:most], *[None] * (most - len(row))] for row in part["weights"]]
+    title, signed = f"Weight by {unit}s back of {label}", part.get("signed", False)
+    return svg.heat(part["sites"], [str(back) for back in range(most)], cells, title, signed=signed)
 
 
 def quality_charts(data: Record) -> list[str]:

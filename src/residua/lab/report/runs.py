@@ -35,12 +35,9 @@ def _row(place: int, run: FinishedRun) -> Values:
         "seed": run.seed,
         "loss": rounded(result["loss"]),
         "bits_per_byte": rounded(result["bits_per_byte"]),
-        "tokens": result["tokens"],
         "cpu_seconds": rounded(run.seconds),
         "peak_memory": run.memory,
-        "config": result["config"],
-        "fingerprint": result["fingerprint"],
-        "checkpoint": result["checkpoint"],
+        **{key: result[key] for key in ("tokens", "config", "fingerprint", "checkpoint")},
     }
 
 
