@@ -51,8 +51,8 @@ def explorer(
     means: dict[str, list[list[float | None] | None]] = {}
     for view in views:
         own = [_mean_cells(record, found, routing["sites"], view) for _, record, found in seeds]
-        known = [cells for cells in own if cells is not None]
-        means[view] = [over_seeds if view == MEAN else means_of(known) if len(known) == len(own) else None, *own]
+        there = [cells for cells in own if cells is not None]
+        means[view] = [over_seeds if view == MEAN else means_of(there) if len(there) == len(own) else None, *own]
     return {
         "sites": routing["sites"],
         "kinds": [site["kind"] for site in sites],

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -66,8 +65,7 @@ def render(data: Record) -> str:
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(css)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    inspected = data["kind"] == "inspection"
-    left_out = ("summary", "curves", "costs", "runs") if inspected else ()
+    left_out = ("summary", "curves", "costs", "runs") if data["kind"] == "inspection" else ()
     views = [{"key": key, "title": title, "lead": lead} for key, (title, lead) in VIEWS.items() if key not in left_out]
     measured = measured_in(data)
     return environment.get_template("page.html.jinja").render(
@@ -80,7 +78,14 @@ def render(data: Record) -> str:
         version=__version__,
         styles=[svg.style(each) for each in data["series"]],
         starts={0, *accumulate(len(group["columns"]) for group in (data["summary"] or {"groups": ()})["groups"])},
-        figures=pictures(data, measured),
+        figures={
+            "forest": _forest(data),
+            "curves": curve_charts(data) if data["curves"] else [],
+            "routing": _maps(data),
+            "depth": depth_charts(data, measured),
+            "points": quality_charts(data),
+            "speeds": _speeds(data),
+        },
         unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
         regimes=REGIMES,
         regimes_of=_regimes,
@@ -110,8 +115,9 @@ def measured_in(data: Record) -> list[tuple[str, str]]:
 
 def as_json(value: object) -> str:
     """JSON that no content can turn into markup: the signs that could close or open something are escapes."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    from jinja2.utils import htmlsafe_json_dumps
+
+    return htmlsafe_json_dumps(value, separators=(",", ":"), allow_nan=False)
 
 
 def _script() -> str:
@@ -121,18 +127,6 @@ def _script() -> str:
 
 def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def pictures(data: Record, measured: Sequence[tuple[str, str]]) -> Values:
-    """Every static picture, by the view it stands in."""
-    return {
-        "forest": _forest(data),
-        "curves": curve_charts(data) if data["curves"] else [],
-        "routing": _maps(data),
-        "depth": depth_charts(data, measured),
-        "points": quality_charts(data),
-        "speeds": _speeds(data),
-    }
 
 
 def _forest(data: Record) -> str:
