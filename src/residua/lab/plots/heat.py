@@ -50,11 +50,8 @@ def page(figures: Figures) -> Figure:
     rows = math.ceil(len(routing) / columns)
     figure = empty(3.6 * columns + 1.2, 3.1 * rows + 0.4)
     grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    norms = {}
-    for signed in (False, True):
-        alike = [data for data in routing.values() if data["signed"] is signed]
-        if alike:
-            norms[signed] = _norm(signed, alike)
+    kinds = sorted({data["signed"] for data in routing.values()})
+    norms = {signed: _norm(signed, [each for each in routing.values() if each["signed"] is signed]) for signed in kinds}
     for axes, (slug, data) in zip(grid, routing.items(), strict=False):
         _heat_map(axes, data, norms[data["signed"]], most_ticks=10)
         axes.set_title(wrapped_label(figures["labels"][slug], 36))

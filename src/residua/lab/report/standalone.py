@@ -39,20 +39,21 @@ def sheet(panels: Sequence[str], series: Sequence[Record], columns: int) -> str:
     panels = [panel for panel in panels if panel]
     if not panels:
         return ""
-    sizes = [tuple(map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', panel)[0])) for panel in panels]
-    rows = [list(range(start, min(start + columns, len(panels)))) for start in range(0, len(panels), columns)]
-    legend, top = _legend(series, max(sum(sizes[place][0] + GAP for place in row) for row in rows))
-    y, width, placed = PAD + top, 0.0, []
+    box = r'viewBox="0 0 (\d+) (\d+)"'
+    sized = [(panel, int(wide), int(high)) for panel in panels for wide, high in re.findall(box, panel)]
+    rows = [sized[start : start + columns] for start in range(0, len(sized), columns)]
+    widths = [sum(wide + GAP for _, wide, _ in row) for row in rows]
+    legend, y = _legend(series, max(widths))
+    y, width, placed = y + PAD, max(widths) - GAP + 2 * PAD, []
     for row in rows:
-        x = float(PAD)
-        for place in row:
-            placed.append(panels[place].replace("<svg ", f'<svg x="{x:.0f}" y="{y:.0f}" ', 1))
-            x += sizes[place][0] + GAP
-        width = max(width, x - GAP + PAD)
-        y += max(sizes[place][1] for place in row) + GAP
+        x = PAD
+        for panel, wide, _ in row:
+            placed.append(panel.replace("<svg ", f'<svg x="{x}" y="{y:.0f}" ', 1))
+            x += wide + GAP
+        y += max(high for *_, high in row) + GAP
     height = y - GAP + PAD
     # a panel says its width and lets the browser find its height; inside another picture it has to say both
-    placed = [re.sub(r'viewBox="0 0 (\d+) (\d+)"', r'height="\2" viewBox="0 0 \1 \2"', each) for each in placed]
+    placed = [re.sub(box, r'height="\2" viewBox="0 0 \1 \2"', each) for each in placed]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{svg.STYLE}</style>'
