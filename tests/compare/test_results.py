@@ -63,6 +63,16 @@ def test_results_by_hand(compared):
     assert any("not tuned" in note for note in results["notes"])
 
 
+def test_difference_is_that_of_runs_with_one_seed(tmp_path):
+    """A row that is worse where the baseline is better has no steady difference, though both spread alike."""
+    plan = ComparePlan.from_json({"designs": ["standard", "delta:blocks=2"], **SMALL})
+    for run, loss in zip(plan.runs({}), (3.0, 3.1, 3.2, 3.2, 3.1, 3.0), strict=True):
+        write_run(tmp_path / run.folder, loss)
+    gap = collect(plan, tmp_path)["rows"][1]["difference"]
+    assert gap["mean"] == pytest.approx(0.0, abs=1e-12)
+    assert gap["high"] == pytest.approx(4.302653 * 0.2 / 3**0.5, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("seconds", "loss"), [(0.0, 5.0), (2.5, 4.5), (5.0, 4.0), (7.5, 3.5), (10.0, 3.0), (99.0, 3.0)]
 )
