@@ -10,10 +10,10 @@ PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup demo test quick lint types docs clean
+.PHONY: help setup demo test quick mutants lint types docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
 
 setup: ## .venv with everything the tests and the tools need
 	@$(SETUP) dev
@@ -29,6 +29,10 @@ quick: ## lint and the fast tests: under three minutes
 	@$(SETUP) dev
 	$(BIN)/ruff check
 	$(PYTEST) -m "not slow and not browser and not eval" -q -x tests
+
+mutants: ## deliberate faults, one by one, that the tests must catch: half an hour
+	@$(SETUP) dev
+	$(BIN)/python tools/mutants --jobs 2
 
 lint: ## ruff: format and rules
 	@$(SETUP) dev
