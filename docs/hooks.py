@@ -176,8 +176,8 @@ def map_exceptions() -> str:
 
 def map_picture() -> str:
     """The grid of the two axes."""
-    from residua.lab.taxonomy import variants
     from residua.lab.plots.grid import grid
+    from residua.lab.taxonomy import variants
 
     found = variants()
     return picture(lambda: grid(found), "A grid of how weights are made against the axis and the window they run over")
