@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from residua.lab.advise.evidence import Evidence, Solved, placed
@@ -42,21 +42,21 @@ def claims(
         Claim(
             "to change the shortcut itself, use Deep Delta Learning (ddl), not attention over depth",
             PAPER,
-            *_with(
-                _judged("ddl", ddl, "attention over depth", depth),
-                [one for one in tasks if one.design.startswith("ddl") and one.name in ("overwrite", "parity")],
+            *_judged(
+                "ddl", ddl, "attention over depth", depth,
+                (one for one in tasks if one.design.startswith("ddl") and one.name in ("overwrite", "parity")),
             ),
         ),
         Claim(
             "for local adaptive mixing, use a short window over tokens (layout swa,attn,mlp), not over depth",
             PAPER,
-            *_with(
-                _judged("a window over tokens", swa, "a short convolution or a window over depth", [*static, *depth]),
-                [one for one in tasks if "swa" in one.layout and one.name == "delim"],
+            *_judged(
+                "a window over tokens", swa, "a short convolution or a window over depth", [*static, *depth],
+                (one for one in tasks if "swa" in one.layout and one.name == "delim"),
             ),
         ),
         _system(tokens_costs, depth_costs),
-    ]
+    ]  # fmt: skip
 
 
 def _system(tokens: Costs, depth: Costs) -> Claim:
@@ -82,26 +82,22 @@ def _system(tokens: Costs, depth: Costs) -> Claim:
     )
 
 
-def _judged(name: str, chosen: Sequence[Evidence], others: str, rivals: Sequence[Evidence]) -> tuple[str, str]:
-    """A verdict from differences that are beyond their noise, and the files it rests on."""
-    if not chosen:
-        return "not measured", f"no committed results file has a row for {name}"
-    best = min(chosen, key=lambda one: one.effect or 0.0)
-    said = f"{name}: {_said(best)}"
-    rival = min(rivals, key=lambda one: one.effect or 0.0, default=None)
-    if rival is not None:
-        said += f"; {others}: {_said(rival)}"
-    if best.verdict == "worse" or (rival is not None and rival.verdict == "better" and best.verdict != "better"):
-        return "disagrees", said
-    if best.verdict == "better":
-        ahead = rival is not None and rival.verdict == "better" and (rival.effect or 0) < (best.effect or 0)
-        return ("undecided" if ahead else "agrees"), said
-    return "undecided", said
-
-
-def _with(judged: tuple[str, str], tasks: Sequence[Solved]) -> tuple[str, str]:
-    """The verdict, and what the tasks say."""
-    return judged[0], "; ".join([judged[1], *map(str, tasks)])
+def _judged(
+    name: str, chosen: Sequence[Evidence], others: str, rivals: Sequence[Evidence], tasks: Iterable[Solved]
+) -> tuple[str, str]:
+    """A verdict from differences that are beyond their noise, the files it rests on, and what the tasks say."""
+    best, rival = (min(found, key=lambda one: one.effect or 0.0, default=None) for found in (chosen, rivals))
+    if best is None:
+        verdict, said = "not measured", f"no committed results file has a row for {name}"
+    else:
+        said = f"{name}: {_said(best)}" + (f"; {others}: {_said(rival)}" if rival is not None else "")
+        beside = rival is not None and rival.verdict == "better"
+        if best.verdict == "worse" or (beside and best.verdict != "better"):
+            verdict = "disagrees"
+        else:
+            ahead = rival is not None and beside and (rival.effect or 0) < (best.effect or 0)
+            verdict = "agrees" if best.verdict == "better" and not ahead else "undecided"
+    return verdict, "; ".join([said, *map(str, tasks)])
 
 
 def _said(one: Evidence) -> str:

@@ -76,6 +76,3 @@ def _source(name: str, origin: str, files: Mapping[str, Path], absent: str) -> S
     if not files:
         raise DataError(f"corpus {name}: {absent}")
     return Source(name, origin, LICENCE, partial(key, files, "files"), partial(documents, files))
-
-
-SOURCES = {"dir": directory, "file": pattern}

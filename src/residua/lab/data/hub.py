@@ -101,6 +101,3 @@ def _quiet(library: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-SOURCES = {"hf": hub}

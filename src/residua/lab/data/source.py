@@ -6,7 +6,7 @@ A corpus is written `pydoc`, `pycode`, `dir:PATH`, `file:GLOB` or `hf:NAME`.
 from __future__ import annotations
 
 import difflib
-import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
@@ -14,13 +14,13 @@ from typing import NoReturn, TypeVar
 Text = TypeVar("Text", str, bytes)
 
 FORMS = {
-    "pydoc": ("pydoc", "residua.lab.data.stdlib"),
-    "pycode": ("pycode", "residua.lab.data.stdlib"),
-    "dir": ("dir:PATH", "residua.lab.data.files"),
-    "file": ("file:GLOB", "residua.lab.data.files"),
-    "hf": ("hf:NAME", "residua.lab.data.hub"),
+    "pydoc": ("pydoc", "residua.lab.data.stdlib:pydoc"),
+    "pycode": ("pycode", "residua.lab.data.stdlib:pycode"),
+    "dir": ("dir:PATH", "residua.lab.data.files:directory"),
+    "file": ("file:GLOB", "residua.lab.data.files:pattern"),
+    "hf": ("hf:NAME", "residua.lab.data.hub:hub"),
 }
-"""How each kind of corpus is written, and the module whose `SOURCES` makes it."""
+"""How each kind of corpus is written, and the function that makes it from its argument."""
 
 
 class DataError(ValueError):
@@ -60,11 +60,10 @@ def source(name: str) -> Source:
         near = difflib.get_close_matches(kind, FORMS, n=1)
         hint = f"did you mean {FORMS[near[0]][0]}? " if near else ""
         raise DataError(f"unknown corpus {name!r}: {hint}choose from {', '.join(form for form, _ in FORMS.values())}")
-    form, module = FORMS[kind]
+    form, made_by = FORMS[kind]
     if bool(argument) != (":" in form) or bool(colon) != (":" in form):
         raise DataError(f"corpus {name!r}: write it as {form}")
-    make: Callable[[str], Source] = importlib.import_module(module).SOURCES[kind]
-    return make(argument)
+    return pkgutil.resolve_name(made_by)(argument)
 
 
 def refuse(message: str, cause: BaseException | None = None) -> NoReturn:

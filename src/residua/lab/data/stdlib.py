@@ -95,6 +95,3 @@ def _source(name: str, what: str, files: Mapping[str, Path], documents: Callable
     version = platform.python_version()
     origin = f"{what} of the standard library of Python {version}"
     return Source(name, origin, LICENCE, partial(key, files, f"{name} {version}"), documents, python=True)
-
-
-SOURCES = {"pydoc": pydoc, "pycode": pycode}
