@@ -10,8 +10,8 @@ from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Read, Start
 from residua.streams._attending import Mixture
+from residua.streams._deltas import Asked, Deltas, DeltaStream, GateOption
 from residua.streams._parts import Part, constant, group_names, group_size
-from residua.streams.delta import Asked, Deltas, DeltaStream, GateOption
 
 
 class NullVector(Part):
