@@ -121,5 +121,5 @@ def test_command_prints_the_map_and_draws_it_alike(tmp_path):
 
 
 def test_picture_without_the_map_is_refused():
-    with pytest.raises(ValueError, match="add --map"):
+    with pytest.raises(ValueError, match="--picture needs --map"):
         CliRunner().invoke(app, ["designs", "--picture", "x"], catch_exceptions=False)

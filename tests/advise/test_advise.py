@@ -297,7 +297,7 @@ def test_command_gives_json(tmp_path):
         (["--goal", "speed"], "--goal is quality, shortcut, local, depth, not 'speed'"),
         (["--parallel", "tensor"], "--parallel is none, pipeline, context"),
         (["--size", "3B"], "unknown size '3B'"),
-        (["--memory", "0.5"], "--memory 0.5: a limit is a multiple"),
+        (["--memory", "0.5"], "--memory must be at least 1 (a multiple of the standard network's), not 0.5"),
         (["--context", "0"], "--context 0 must be at least 1 token"),
         (["--size", "demo", "--config", "x"], "both set the model size"),
         (["--results", "nowhere"], "--results nowhere is not a directory"),

@@ -140,7 +140,7 @@ def test_command_exits_with_1_on_failure(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "cure"),
     [
-        (("--json", "--markdown"), "choose one"),
+        (("--json", "--markdown"), "exclude each other; give one"),
         (("--steps", "0"), "at least 1"),
         (("--run", "nowhere"), "no config.json"),
         (("--out", "."), "--out takes a file"),

@@ -245,7 +245,7 @@ def test_command_writes_what_it_prints_and_says_what_a_row_is(tmp_path):
 def test_rate_and_grid_together_are_refused():
     wrong = CliRunner().invoke(app, ["tasks", "parity", "--lr", "1e-3", "--lr-grid", "1e-3,2e-3"])
     assert wrong.exit_code != 0
-    assert "give one of them" in str(wrong.exception or wrong.output)
+    assert "exclude each other; give one" in str(wrong.exception or wrong.output)
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_interrupted_command_keeps_its_runs_and_goes_on(tmp_path):
     first.send_signal(signal.SIGINT)
     _, error = first.communicate(timeout=120)
     assert first.returncode == 130, error
-    assert "the same command goes on" in error
+    assert "the same command resumes" in error
     made = json.loads(kept.read_text())
     assert 1 <= len(made) < 6
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)

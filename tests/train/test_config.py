@@ -58,7 +58,7 @@ def test_config_digest_changes_with_every_field():
 WRONG = [
     ({"design": "detla"}, "unknown design 'detla': did you mean 'delta'?"),
     ({"design": "delta:blokcs=2"}, "did you mean 'blocks'"),
-    ({"design": "delta:blocks=99"}, "blocks=99 cannot be"),
+    ({"design": "delta:blocks=99"}, "blocks must be 1..12"),
     ({"design": "delta:blocks"}, "'blocks' is not key=value"),
     ({"design": 3}, "design takes text, not 3"),
     ({"layout": "attn,mpl"}, "unknown sublayer 'mpl'"),

@@ -116,7 +116,7 @@ class Kernel:
     backward: Callable[..., Sequence[Tensor | None]]
     reference: Callable[..., Tensor]
 
-    def __call__(self, inputs: Sequence[Tensor], *options: float) -> Tensor:
+    def __call__(self, inputs: Sequence[Tensor], *options: float | int) -> Tensor:
         if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
             return _Differentiable.apply(self, options, *inputs)
         return self.forward(*inputs, *options)
@@ -124,7 +124,7 @@ class Kernel:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, options: tuple[float, ...], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, kernel: Kernel, options: tuple[float | int, ...], *inputs: Tensor) -> Tensor:
         ctx.kernel, ctx.options = kernel, options
         ctx.save_for_backward(*inputs)
         return kernel.forward(*inputs, *options)

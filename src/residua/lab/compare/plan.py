@@ -249,7 +249,7 @@ class ComparePlan:
             shared = set(self.seeds) & set(self.tune.seeds)
             if shared:
                 raise ValueError(
-                    f"seed {min(shared)} is used for tuning and for reporting, which biases the result; "
+                    f"seed {min(shared)} is used for tuning and for reporting, which biases the result. "
                     "Give tune.seeds of their own"
                 )
             if not self.tune.seeds:
