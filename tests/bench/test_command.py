@@ -57,7 +57,7 @@ def test_kinds_print_json(arguments, kind, keys):
         (("speed",), "ops, stack, profile, model, memory, decode"),
         (("ops", "--op", "nothing"), "no op 'nothing'"),
         (("ops", "--op", "mix", "--shape", "12"), "TOKENSxWIDTH"),
-        (("ops", "--dtype", "int8"), "float32 or bfloat16"),
+        (("ops", "--dtype", "int8"), "float32, bfloat16"),
         (("model", "--depth", "1", "--depth", "2"), "one --depth"),
         (("ops", "--threads", "0"), "at least 1"),
     ],

@@ -11,6 +11,7 @@ from residua.lab.train.diverge import walk
 from residua.lab.train.subject import autocast, execution
 from residua.model import Transformer, token_loss
 from residua.runner import Observer, Runner, observed
+from residua.runner import walk as passing
 from residua.testing import error, specs
 from tests.train.harness import toy_config, toy_tokens
 
@@ -85,3 +86,16 @@ def test_float32_is_left_alone():
     plain = Transformer(config.model(24), seed=1 + config.seed)
     with autocast(config, CPU):
         assert torch.equal(model(IDS), plain(IDS))
+
+
+@pytest.mark.parametrize("spec", ["hyper", "mudd", "ddl"])
+def test_stream_in_float32_computes_outside_autocast(spec):
+    """Its reads and writes are those without autocast, to the last bit."""
+    config, model = build(spec, dtype="bfloat16", fp32_stream=True)
+    for parameter in model.stream.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(0))
+    runner, x = Runner(model.stream, model.execution), model.embed(IDS)
+    plain = [step.lanes[0] for step in passing(runner, x, lambda site, read: x)]
+    with autocast(config, CPU):
+        found = [step.lanes[0] for step in passing(runner, x, lambda site, read: x)]
+    assert all(map(torch.equal, found, plain))
