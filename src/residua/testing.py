@@ -341,7 +341,7 @@ def law_decode(case: Case) -> None:
         raise AssertionError("an encoder took a cache")
     with torch.no_grad():
         whole = model(tokens)
-        for chunks in ([1] * 9, [2, 1, 5, 1], [7, 2]):
+        for chunks in ([1] * 9, [2, 1, 5, 1], [7, 2], [6, 3]):
             cache = Cache()
             parts = [model(part, cache=cache) for part in tokens.split(chunks, 1)]
             assert_close(torch.cat(parts, 1), whole, f"logits decoded in chunks of {chunks}")
