@@ -3,7 +3,8 @@
     runner = Runner(stream)
     flow = runner.open(embedding)
     for site, sublayer in ...:
-        flow = runner.step(flow, site, sublayer.norm, sublayer)
+        read = runner.read(flow, site, sublayer.norm)
+        flow = runner.write(flow, site, read, sublayer(*read.lanes))
     (x,) = runner.read(flow, plan.head, final_norm).lanes
 
 The verbs are those of a `Stream`, and so are their results. What flows is the design's state and, beside it, what
@@ -141,11 +142,6 @@ class Runner:
         for one in self.observers:
             one.wrote(site, y, after.state)
         return after
-
-    def step(self, flow: Flow, site: Site, norm: Norm, sublayer: Callable[..., Tensor]) -> Flow:
-        """Read, apply the sublayer, write."""
-        read = self.read(flow, site, norm)
-        return self.write(flow, site, read, sublayer(*read.lanes))
 
     def past(self, flow: Flow) -> Past:
         """What the next tokens need from this pass."""

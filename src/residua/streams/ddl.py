@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -44,16 +45,16 @@ class Taps(Part):
             tensor[0] = 1.0
 
 
-class Compress(Part):
+class Compress(Part, ABC):
     """x = sum_v read_v X_v, the [v, d] state as one [d] input; one per Transformer block, one for the head."""
 
     def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
         """tail: the tokens before, for a compressor that mixes them."""
         return (X * self.weights().to(X.dtype)).sum(-2)
 
+    @abstractmethod
     def weights(self) -> Tensor:
         """read [v, d]."""
-        raise NotImplementedError
 
 
 class PerChannel(Compress):
@@ -91,7 +92,7 @@ class OverChannels(Compress):
         return torch.stack([sum((self.pool[p] * self.taps[tap] for p, tap in each), start=zero) for each in met])
 
 
-class OverTokens(Compress):
+class OverTokens(Part):
     """A causal convolution over tokens, then the mean of the channels."""
 
     pool: Tensor
@@ -107,7 +108,7 @@ class OverTokens(Compress):
         return (mixed * self.pool.to(X.dtype)[:, None]).sum(-2)
 
 
-def compressor(kind: str, kernel: int, channels: int, width: int, identity: bool) -> Compress:
+def compressor(kind: str, kernel: int, channels: int, width: int, identity: bool) -> Compress | OverTokens:
     """The compressor of that name."""
     if kind == "channel":
         return PerChannel(channels, width)
