@@ -99,10 +99,26 @@ class Plan:
     width: int
     sites: tuple[Site, ...]
     head: Site
+    vocab: int
+    """How many token ids there are."""
+    kv: tuple[int, int]
+    """How many heads the values of attention have, and their width."""
 
     @classmethod
-    def regular(cls, width: int, depth: int, layout: str | Sequence[str | Slot] = ("attn", "mlp")) -> Plan:
-        """`depth` equal blocks of the sublayers in `layout`, then the head."""
+    def regular(
+        cls,
+        width: int,
+        depth: int,
+        layout: str | Sequence[str | Slot] = ("attn", "mlp"),
+        *,
+        vocab: int = 1,
+        kv: tuple[int, int] | None = None,
+    ) -> Plan:
+        """`depth` equal blocks of the sublayers in `layout`, then the head.
+
+        vocab, kv: what few designs ask for, the number of token ids, and heads and head width of attention's values
+                   (one head of the whole width by default).
+        """
         if width < 1:
             raise ValueError(f"a plan needs a width of at least 1, not {width}")
         if depth < 1:
@@ -121,7 +137,7 @@ class Plan:
             for layer in range(depth)
             for place, kind in enumerate(kinds)
         )
-        return cls(width, sites, Site(len(sites), depth, "head", first=True, last=True))
+        return cls(width, sites, Site(len(sites), depth, "head", first=True, last=True), vocab, kv or (1, width))
 
     @property
     def depth(self) -> int:

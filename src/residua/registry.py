@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable
 from typing import TypeVar
 
+from residua.options import options_of
 from residua.plan import Plan
 from residua.spec import Spec, parse
 from residua.stream import Stream
@@ -13,6 +14,7 @@ from residua.stream import Stream
 Design = TypeVar("Design", bound=type[Stream])
 
 _designs: dict[str, type[Stream]] = {}
+_wrappers: dict[str, type[Stream]] = {}
 
 
 def register(name: str) -> Callable[[Design], Design]:
@@ -33,6 +35,22 @@ def register(name: str) -> Callable[[Design], Design]:
         return cls
 
     return add
+
+
+def wraps(option: str) -> Callable[[Design], Design]:
+    """A class decorator: every design takes `option`, and what was built is then wrapped, `cls.over(stream, value)`."""
+
+    def add(cls: Design) -> Design:
+        cls.name = option
+        _wrappers[option] = cls
+        return cls
+
+    return add
+
+
+def wrappers() -> dict[str, type[Stream]]:
+    """What every design can be wrapped in, by the option that asks for it."""
+    return dict(_wrappers)
 
 
 def unregister(name: str) -> None:
@@ -65,4 +83,13 @@ def build(spec: Spec, plan: Plan) -> Stream:
     """
     name, options = parse(spec)
     name, options = design(name).upgraded(options)
-    return design(name)(plan, **options)
+    own = options_of(design(name))  # `ddl` has a `value` too, of other words
+    worn = {
+        key: options.pop(key)
+        for key in _wrappers
+        if key in options and not (key in own and options[key] in own[key].choices)
+    }
+    stream: Stream = design(name)(plan, **options)
+    for key, value in worn.items():
+        stream = _wrappers[key].over(stream, value)
+    return stream

@@ -14,6 +14,7 @@ the equation and nothing else.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,11 +24,12 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from residua.plan import Plan, Site
 from residua.read_groups import NOTHING, Ahead, ReadGroups
-from residua.stream import Norm, Past, Read, State, Stream
+from residua.stream import Answer, Norm, Past, Read, State, Stream
 
 
 class Flow(NamedTuple):
@@ -112,27 +114,42 @@ class Runner:
         """That of the stream."""
         return self.stream.plan
 
-    def open(self, x: Tensor, past: Past = None) -> Flow:
+    def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
         """The flow before the first site."""
         for one in self.observers:
             one.opened(x)
+        asked: dict[str, Tensor] = {}
+        if self.stream.takes_ids:
+            if ids is None:
+                raise ValueError(f"{self.stream.spec} looks up token ids and was given embeddings alone; pass ids")
+            asked["ids"] = ids
         dtype = self.execution.dtype
         if dtype is None:
-            return Flow(self.stream.open(x, past))
+            return Flow(self.stream.open(x, past, **asked))
         with self.execution.own(x.device):
-            return Flow(cast(self.stream.open(x.to(dtype), past), dtype))
+            return Flow(cast(self.stream.open(x.to(dtype), past, **asked), dtype))
 
     def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
         """What `site` takes from the stream."""
+        if self.stream.sided:
+            read = self._executed(flow, site, norm)
+            with self.execution.own(read.lanes[0].device):
+                return read._replace(values=self.stream.given(flow.state, site, read.lanes))
+        return self._executed(flow, site, norm)
+
+    def _executed(self, flow: Flow, site: Site, norm: Norm) -> Read:
         if not self.observers and self.execution.dtype is None:
             return self._read(flow, site, norm)
         norm = norm if self.execution.dtype is None else _widened(norm)
         with self.execution.own(pytree.tree_leaves(flow.state)[0].device):
             return self._watched(flow, site, norm) if self.observers else self._read(flow, site, norm)
 
-    def write(self, flow: Flow, site: Site, read: Read, y: Tensor) -> Flow:
+    def write(self, flow: Flow, site: Site, read: Read, y: Tensor | Answer) -> Flow:
         """The flow after the sublayer at `site` answered its read with `y`."""
         dtype = self.execution.dtype
+        if isinstance(y, Answer):
+            values, y = y.values if dtype is None else y.values.to(dtype), y.y
+            flow = flow._replace(state=self.stream.keep(flow.state, site, values))
         if dtype is None:
             after = self._onward(self.stream.write(flow.state, site, read, y), flow, site)
         else:
@@ -194,7 +211,7 @@ class Step(NamedTuple):
     """What was read, before the norm."""
     read: Read
     y: Tensor | None
-    """What the sublayer answered; the head answers nothing."""
+    """What the sublayer answered, its output alone; the head answers nothing."""
     after: State
     """The state after the write."""
 
@@ -207,26 +224,38 @@ def unchanged(*lanes: Tensor) -> tuple[Tensor, ...]:
 def walk(
     runner: Runner | Stream,
     x: Tensor,
-    answer: Callable[[Site, Read], Tensor],
+    answer: Callable[[Site, Read], Tensor | Answer],
     norm: Callable[[Site], Norm] = lambda site: unchanged,
     between: Callable[[Flow], Flow] = lambda flow: flow,
+    ids: Tensor | None = None,
 ) -> Iterator[Step]:
     """Open, then every read and write, then the head's read: one step a site.
 
-    answer:  the sublayer of a site, given its read.
+    answer:  the sublayer of a site, given its read. Where a design asks for more than an output (attention's values,
+             extra channels) and gets none, they are zeros.
     norm:    that of a site.
     between: what happens to the flow before each site.
+    ids:     the tokens, for a design that looks them up; all 0 by default.
     """
     runner = runner if isinstance(runner, Runner) else Runner(runner)
-    flow = runner.open(x)
+    ids = x.new_zeros(x.shape[:2], dtype=torch.long) if ids is None and runner.stream.takes_ids else ids
+    flow = runner.open(x, ids=ids)
     for site in runner.plan.readers:
         flow = between(flow)
         lanes, normed = _kept(norm(site))
         read = runner.read(flow, site, normed)
         y = None if site.kind == "head" else answer(site, read)
+        if isinstance(y, Tensor):
+            y = _completed(runner.stream, site, y)
         after = flow if y is None else runner.write(flow, site, read, y)
-        yield Step(site, flow.state, tuple(lanes), read, y, after.state)
+        yield Step(site, flow.state, tuple(lanes), read, y.y if isinstance(y, Answer) else y, after.state)
         flow = after
+
+
+def _completed(stream: Stream, site: Site, y: Tensor) -> Tensor | Answer:
+    extra = stream.plan.width + stream.extra(site) - y.shape[-1]
+    y = F.pad(y, (0, extra)) if extra else y
+    return Answer(y, y.new_zeros(*y.shape[:2], math.prod(stream.plan.kv))) if stream.values(site).kept else y
 
 
 def cast(state: State, dtype: torch.dtype) -> State:

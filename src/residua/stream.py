@@ -51,6 +51,25 @@ class Read(NamedTuple):
     """The normalised inputs: (x,) or (q, k, v)."""
     carry: State = ()
     """What the matching write needs back: a pytree of tensors that dies there."""
+    values: tuple[Tensor, ...] = ()
+    """What `Stream.given` says, which a runner fills in."""
+
+
+class Answer(NamedTuple):
+    """What a sublayer gives back where a design asks for more than its output."""
+
+    y: Tensor
+    values: Float[Tensor, "b t kv"]
+    """The projected values, before anything was done to them."""
+
+
+class Values(NamedTuple):
+    """What a design has to do with the projected values of the attention at a site."""
+
+    kept: bool = False
+    """They are handed back beside the output, and `keep` takes them into the state."""
+    made: bool = True
+    """False: attention makes none, and mixes what it is given."""
 
 
 class Routing(NamedTuple):
@@ -121,6 +140,8 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
 
     reads_direction: ClassVar[bool] = False
     """Whether `write` keeps only the direction of y, so that a sublayer must not start at zero."""
+    sided: ClassVar[bool] = False
+    """Whether it has to do with the values of attention (`values`, `given`, `keep`)."""
     attends: ClassVar[bool] = False
     """Whether its reads are declared (`streams._attending`), so that several can be evaluated at once."""
     conversion: ClassVar[Conversion] = Conversion()
@@ -171,6 +192,33 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
         """How many lanes `read` returns at `site`: 1, or 3 for a site that takes q, k and v apart."""
         return 1
 
+    def takes_norm(self, site: Site) -> bool:
+        """Whether `read` calls the backbone's norm at `site`. Where a design normalises by itself, or not at all, the
+        backbone has no norm."""
+        return True
+
+    def extra(self, site: Site) -> int:
+        """How many channels the output projection at `site` has beyond the width; `write` then gets y [b t d+extra]."""
+        return 0
+
+    @property
+    def takes_ids(self) -> bool:
+        """Whether `open` is also given the token ids: `open(x, past, ids=ids)`."""
+        return False
+
+    def values(self, site: Site) -> Values:
+        """What the design does with the projected values of attention at `site`; nothing by default."""
+        return Values()
+
+    def given(self, state: S, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """(scale [b t head] or [1], shift [b t head*e]): attention mixes scale v + shift over its tokens where it would
+        mix its projected values v. Empty: v. Asked of designs that are `sided`."""
+        return ()
+
+    def keep(self, state: S, site: Site, values: Float[Tensor, "b t kv"]) -> S:
+        """The state with the values that attention at `site` handed back, just before its write."""
+        return state
+
     def past(self, state: S) -> Past:
         """What the next tokens need from this pass. None: the design never mixes tokens."""
         return None
@@ -207,6 +255,11 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
     def entering(cls, options: Mapping[str, Value]) -> dict[str, Value]:
         """The options with which a design given these enters a trained network."""
         return {**options, **{key: value for key, value in cls.conversion.options.items() if key not in options}}
+
+    @classmethod
+    def over(cls, inner: Stream, value: Value) -> Stream:
+        """A design wrapped in this one: what `registry.wraps` is for."""
+        raise TypeError(f"{cls.name} wraps no design")
 
     def reset(self, generator: torch.Generator | None = None) -> None:
         """Put every parameter back to its declared start, whatever a framework's own init made of it."""

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from residua.model import Cache, ModelConfig, Transformer, measure, token_loss
 from residua.options import options_of
 from residua.plan import Site
-from residua.registry import build, design, names
+from residua.registry import build, design, names, wrappers
 from residua.runner import Execution, Flow, Observer, Runner, observed
 from residua.spec import parse, render
 from residua.stream import Norm, Read, State, Stream
@@ -110,15 +110,17 @@ def specs(name: str) -> list[str]:
 
 def cases(*only: str) -> list[Case]:
     """Every option case of every design (or of those named) in the first layout, and in each other layout one case of
-    every way in which the design's cases meet it, the default first.
+    every way in which the design's cases meet it, the default first. Without names, also the cases of every wrapper.
 
     Options act inside the stream and a layout outside it, so that their product says most things several times.
     """
-    found = [Case(spec, *LAYOUTS[0]) for name in only or names() for spec in specs(name)]
-    for name in only or names():
+    families = [specs(name) for name in only or names()]
+    families += [] if only else [list(wrapper.cases) for wrapper in wrappers().values()]
+    found = [Case(spec, *LAYOUTS[0]) for family in families for spec in family]
+    for family in families:
         for layout in LAYOUTS[1:]:
             told: dict[object, Case] = {}
-            for case in (Case(spec, *layout) for spec in specs(name)):
+            for case in (Case(spec, *layout) for spec in family):
                 told.setdefault(meeting(case), case)
             found += told.values()
     return found
@@ -212,7 +214,7 @@ class _Shapes(Observer):
             assert lane.shape == (*ids().shape, 16), f"{site.name}: a lane of shape {tuple(lane.shape)}"
             assert lane.dtype == dtype, f"{site.name}: a {lane.dtype} lane from a {dtype} stream"
         for leaf in pytree.tree_leaves(state):
-            assert leaf.dtype == dtype, f"{site.name}: {leaf.dtype} in the state of a {dtype} stream"
+            assert leaf.dtype in (dtype, torch.long), f"{site.name}: {leaf.dtype} in the state of a {dtype} stream"
 
 
 @law

@@ -104,7 +104,12 @@ class Anatomy:
 
     def plan(self, config: Config, layout: str | None = None) -> Plan:
         """Every site of a model with this configuration."""
-        return Plan.regular(config.hidden_size, config.num_hidden_layers, self.slots(layout))
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        slots = self.slots(layout)
+        return Plan.regular(
+            config.hidden_size, config.num_hidden_layers, slots, vocab=config.vocab_size, kv=(heads, width)
+        )
 
 
 def _gpt2(row: Anatomy, config: Config) -> Anatomy:

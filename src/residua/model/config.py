@@ -81,7 +81,8 @@ class ModelConfig:
     @property
     def plan(self) -> Plan:
         """Every site of the model."""
-        return Plan.regular(self.width, self.depth, self.slots)
+        kv = self.shared_heads, self.width // self.heads
+        return Plan.regular(self.width, self.depth, self.slots, vocab=self.vocab, kv=kv)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""

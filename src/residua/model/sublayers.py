@@ -18,23 +18,11 @@ from residua.model.cache import Grown, Ring
 from residua.model.config import ModelConfig
 from residua.model.context import Context as Context
 from residua.model.local import LOCALS, Started, convolve
+from residua.model.norms import LaneNorm, NoNorm, Placement
 from residua.ops.window_attend.position import FULL, rotate
 from residua.ops.window_attend.reference import window_mask
 from residua.plan import Kinds, Site, Slot
-
-
-class LaneNorm(nn.Module):
-    """x / rms(x) * gain for every lane: one gain for all, or one each."""
-
-    def __init__(self, width: int, gains: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(gains, width))
-        self.eps = eps
-
-    def forward(self, *lanes: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], ...]:
-        gains = self.weight if len(self.weight) == len(lanes) else self.weight.expand(len(lanes), -1)
-        return tuple(F.rms_norm(x, x.shape[-1:], gain, self.eps) for x, gain in zip(lanes, gains, strict=True))
-
+from residua.stream import Answer, Read, Stream, Values
 
 SUBLAYERS = Kinds()
 """What may stand in a layout."""
@@ -47,7 +35,8 @@ class Sublayer(nn.Module, ABC):
     constructor are its options in a layout.
     """
 
-    norm: LaneNorm
+    norm: LaneNorm | NoNorm
+    out_norm: LaneNorm | None = None
 
     def __init_subclass__(cls, *, kind: str | None = None, lanes: int | None = None) -> None:
         super().__init_subclass__()
@@ -60,9 +49,25 @@ class Sublayer(nn.Module, ABC):
         self.site = site
         self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
 
+    def answer(self, read: Read, context: Context) -> Tensor | Answer:
+        """What the sublayer gives back for a read."""
+        given = self(*read.lanes, context=context, **({"values": read.values} if read.values else {}))
+        y, *values = given if isinstance(given, Answer) else (given,)
+        if self.out_norm is not None:
+            (y,) = self.out_norm(y)
+        return Answer(y, *values) if values else y
+
     @abstractmethod
     def flops(self, tokens: int) -> float:
         """Floating-point operations per token in a sequence of `tokens`."""
+
+    def share(self, values: Values) -> None:
+        """Do with projected values what a design says."""
+        raise ValueError(f"{self.site.name} projects no values that a design could share")
+
+    def widen(self, extra: int) -> None:
+        """Write this many channels more than the width."""
+        raise ValueError(f"{self.site.name} has no output projection that could be wider than the stream")
 
     def cache_floats(self, tokens: int) -> int:
         """Numbers that decoding keeps after `tokens` tokens of one sequence."""
@@ -83,22 +88,43 @@ class Heads(Sublayer):
         self.head_width, self.rotary = config.width // config.heads, rotary
         self.q = nn.Linear(config.width, heads * self.head_width, bias=False)
         self.k = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
-        self.v = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
+        self.v: nn.Linear | None = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
         self.o = nn.Linear(heads * self.head_width, config.width, bias=False)
         self.q_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.k_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
+        self.v_norm: LaneNorm | None = None
+        self.shares = Values()
 
-    def forward(self, x: Tensor, *kv: Tensor, context: Context) -> Float[Tensor, "b t d"]:
+    def share(self, values: Values) -> None:
+        """Hand projected values back, or make none, as a design wants it."""
+        self.shares = values
+        if not values.made:
+            self.v = None
+
+    def widen(self, extra: int) -> None:
+        self.o = nn.Linear(self.o.in_features, self.o.out_features + extra, bias=False)
+
+    def forward(
+        self, x: Tensor, *kv: Tensor, context: Context, values: tuple[Tensor, ...] = ()
+    ) -> Float[Tensor, "b t d"] | Answer:
         key_input, value_input = kv or (x, x)
-        q, k, v = (
-            self.branch(name, projection(lane), context).unflatten(-1, (-1, self.head_width)).transpose(1, 2)
-            for name, projection, lane in (("q", self.q, x), ("k", self.k, key_input), ("v", self.v, value_input))
-        )
+        q = self.branch("q", self.q(x), context)
+        k = self.branch("k", self.k(key_input), context)
+        own = None if self.v is None else self.branch("v", self.v(value_input), context)
+        v = own
+        if values:
+            scale, shift = (each.to(q.dtype) for each in values)
+            v = shift if own is None else own * _a_head(scale, self.head_width) + shift
+        assert v is not None  # a design that wants none made gives them
+        q, k, v = (each.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for each in (q, k, v))
         if self.q_norm is not None and self.k_norm is not None:
             (q,), (k,) = self.q_norm(q), self.k_norm(k)
+        if self.v_norm is not None:
+            (v,) = self.v_norm(v)
         if self.rotary:
             q, k = rotate(q, *context.rotation), rotate(k, *context.rotation)
-        return self.o(self.attend(q, k, v, context).transpose(1, 2).flatten(-2))
+        y: Tensor = self.o(self.attend(q, k, v, context).transpose(1, 2).flatten(-2))
+        return y if own is None or not self.shares.kept else Answer(y, own)
 
     def branch(self, name: str, x: Tensor, context: Context) -> Tensor:
         """What stands between a projection and its heads: nothing, unless a subclass says so."""
@@ -113,7 +139,7 @@ class Heads(Sublayer):
         """Keys per query, on average."""
 
     def flops(self, tokens: int) -> float:
-        matrices = sum(2 * m.weight.numel() for m in (self.q, self.k, self.v, self.o))
+        matrices = sum(2 * m.weight.numel() for m in (self.q, self.k, self.v, self.o) if m is not None)
         return matrices + 4 * self.q.weight.shape[0] * self.span(tokens)
 
     def cache_floats(self, tokens: int) -> int:
@@ -123,12 +149,18 @@ class Heads(Sublayer):
         return (self.o.weight,)
 
 
+def _a_head(scale: Tensor, width: int) -> Tensor:
+    """One number a head, for every channel of it."""
+    return scale if scale.shape[-1] == 1 else scale.repeat_interleave(width, -1)
+
+
 class Attention(Heads, kind="attn"):
     """softmax(q k' / sqrt(e)) v over all earlier tokens (all tokens in an encoder), with rotary positions.
 
     local   swa, conv, canon: q, k and v each mix with the tokens just before, between their projection and their
             heads, in the place that linear-attention blocks give to a short convolution.
     window  tokens that `local` mixes, the current one included.
+    heads_norm  none; qk, qkv: an RMS norm of every head of these (`qk_norm` of the model does qk everywhere).
     """
 
     def __init__(
@@ -139,8 +171,13 @@ class Attention(Heads, kind="attn"):
         *,
         local: Literal["none", "swa", "conv", "canon"] = "none",
         window: int = 4,
+        heads_norm: Literal["none", "qk", "qkv"] = "none",
     ) -> None:
         super().__init__(config, site, feeds, config.heads, config.shared_heads, rotary=True)
+        if heads_norm != "none" and self.q_norm is None:
+            self.q_norm, self.k_norm = (LaneNorm(self.head_width, 1, config.eps) for _ in range(2))
+        if heads_norm == "qkv":
+            self.v_norm = LaneNorm(self.head_width, 1, config.eps)
         if window < 1:
             raise ValueError(f"{site.name}: window={window} must be at least 1: it counts the current token")
         if local in ("conv", "canon") and not config.causal:
@@ -267,6 +304,9 @@ class MLP(Sublayer, kind="mlp"):
         self.up = nn.Linear(config.width, config.hidden, bias=False)
         self.down = nn.Linear(config.hidden, config.width, bias=False)
 
+    def widen(self, extra: int) -> None:
+        self.down = nn.Linear(self.down.in_features, self.down.out_features + extra, bias=False)
+
     def forward(self, x: Tensor, *, context: Context) -> Float[Tensor, "b t d"]:
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
@@ -324,7 +364,17 @@ class ShortConv(Canon, kind="conv"):
         return super().flops(tokens) + self.taps.shape[1]
 
 
-def make_sublayer(config: ModelConfig, site: Site, slot: Slot, feeds: int) -> Sublayer:
-    """The sublayer of a site, with its layout options checked."""
-    made: Sublayer = SUBLAYERS.of(slot)(config, site, feeds, **slot.options)
+def make_sublayer(config: ModelConfig, site: Site, slot: Slot, stream: Stream) -> Sublayer:
+    """The sublayer of a site, with its layout options checked, as the design wants it."""
+    slot, placement = Placement.split(slot)
+    made: Sublayer = SUBLAYERS.of(slot)(config, site, stream.feeds(site), **slot.options)
+    made.norm = placement.norm(made.norm, site) if stream.takes_norm(site) else NoNorm()  # type: ignore[arg-type]
+    if placement.behind:
+        made.out_norm = LaneNorm(config.width, 1, config.eps)
+    if stream.values(site) != Values():
+        made.share(stream.values(site))
+    if stream.extra(site):
+        if placement.behind:
+            raise ValueError(f"{stream.spec} takes more channels than the width from {site.name}; use norm=pre")
+        made.widen(stream.extra(site))
     return made

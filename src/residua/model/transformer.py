@@ -15,8 +15,9 @@ from residua.model.cache import Cache
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.local import Started
+from residua.model.norms import LaneNorm, NoNorm
 from residua.model.places import follow, given, plain
-from residua.model.sublayers import LaneNorm, Sublayer, make_sublayer
+from residua.model.sublayers import Sublayer, make_sublayer
 from residua.ops.window_attend.position import rotations
 from residua.plan import Site
 from residua.registry import build
@@ -31,14 +32,13 @@ class Block(nn.Module):
         super().__init__()
         self.sites = sites
         self.sublayers = nn.ModuleList(
-            make_sublayer(config, site, slot, stream.feeds(site))
-            for site, slot in zip(sites, config.slots, strict=True)
+            make_sublayer(config, site, slot, stream) for site, slot in zip(sites, config.slots, strict=True)
         )
 
     def forward(self, flow: Flow, runner: Runner, context: Context) -> Flow:
         for site, sublayer in zip(self.sites, self.sublayers, strict=True):
             read = runner.read(flow, site, sublayer.norm)  # type: ignore[arg-type]  # items of a ModuleList
-            flow = runner.write(flow, site, read, sublayer(*read.lanes, context=context))
+            flow = runner.write(flow, site, read, sublayer.answer(read, context))  # type: ignore[operator]
         return flow
 
     def alone(self, state: State, runner: Runner, context: Context) -> State:
@@ -55,7 +55,7 @@ class Transformer(nn.Module):
         self.stream = build(config.design, self.plan)
         self.embed = nn.Embedding(config.vocab, config.width)
         self.blocks = nn.ModuleList(Block(config, self.plan.block(layer), self.stream) for layer in range(config.depth))
-        self.norm = LaneNorm(config.width, 1, config.eps)
+        self.norm = LaneNorm(config.width, 1, config.eps) if self.stream.takes_norm(self.plan.head) else NoNorm()
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self._refuse()
         self.initialise(seed)
@@ -82,7 +82,7 @@ class Transformer(nn.Module):
         if cache is not None and cache.margin and self.stream.mixes_tokens and ids.shape[1] > 1:
             return self._stepping(ids, mask, cache)
         runner = Runner(self.stream, self.execution, blockwise=checkpointed)
-        flow = runner.open(self.embed(ids), past=None if cache is None else cache.past)
+        flow = runner.open(self.embed(ids), None if cache is None else cache.past, ids)
         for block in self.blocks:
             if checkpointed:
                 flow = Flow(checkpoint(block.alone, runner.cut(flow), runner, context, use_reentrant=False))
@@ -105,9 +105,10 @@ class Transformer(nn.Module):
         return walk(
             Runner(self.stream, self.execution) if runner is None else runner,
             self.embed(ids),
-            lambda site, read: sublayers[site.index](*read.lanes, context=context),
+            lambda site, read: sublayers[site.index].answer(read, context),
             lambda site: self.norm if site.kind == "head" else sublayers[site.index].norm,
             between,
+            ids,
         )
 
     def sublayers(self) -> Iterator[Sublayer]:

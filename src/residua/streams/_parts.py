@@ -23,6 +23,10 @@ def _normal(tensor: Tensor, generator: torch.Generator | None, *, std: float) ->
     tensor.normal_(0.0, std, generator=generator)
 
 
+def _uniform(tensor: Tensor, generator: torch.Generator | None, *, low: float, high: float) -> None:
+    tensor.uniform_(low, high, generator=generator)
+
+
 def _marked(tensor: Tensor, generator: torch.Generator | None, *, value: float, at: Place, rest: float) -> None:
     tensor.fill_(rest)[at] = value
 
@@ -39,6 +43,11 @@ def constant(value: float) -> Fill:
 def normal(std: float) -> Fill:
     """Drawn from N(0, std^2)."""
     return partial(_normal, std=std)
+
+
+def uniform(low: float, high: float) -> Fill:
+    """Drawn from U(low, high)."""
+    return partial(_uniform, low=low, high=high)
 
 
 def marked(value: float, at: Place, rest: float = 0.0) -> Fill:

@@ -22,7 +22,7 @@ from residua.model.sublayers import Sublayer
 from residua.model.transformer import Transformer
 from residua.plan import Site
 from residua.runner import Flow, Runner
-from residua.stream import Norm, Past, Read, Stream
+from residua.stream import Answer, Norm, Past, Read, Stream
 
 PATHS = ("reference", "fused")
 """reference: the definitions of the ops, which write every step down; fused: what a kernel of each op has to do."""
@@ -127,9 +127,9 @@ class _Priced(Runner):
         super().__init__(stream)
         self.bill = bill
 
-    def open(self, x: Tensor, past: Past = None) -> Flow:
+    def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
         with self.bill.inside("stream"):
-            return super().open(x, past)
+            return super().open(x, past, ids)
 
     def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
         def owned(*lanes: Tensor) -> tuple[Tensor, ...]:
@@ -139,7 +139,7 @@ class _Priced(Runner):
         with self.bill.inside("stream"):
             return super().read(flow, site, owned)
 
-    def write(self, flow: Flow, site: Site, read: Read, y: Tensor) -> Flow:
+    def write(self, flow: Flow, site: Site, read: Read, y: Tensor | Answer) -> Flow:
         with self.bill.inside("stream"):
             return super().write(flow, site, read, y)
 

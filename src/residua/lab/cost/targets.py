@@ -12,7 +12,8 @@ from torch import nn
 
 from residua.model.config import ModelConfig
 from residua.model.context import Context
-from residua.model.sublayers import Heads, LaneNorm
+from residua.model.norms import LaneNorm
+from residua.model.sublayers import Heads
 from residua.model.transformer import Transformer
 
 PRESETS: Mapping[str, Mapping[str, int]] = {

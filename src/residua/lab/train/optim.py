@@ -21,7 +21,8 @@ from residua.lab.common.files import Values
 from residua.lab.train.recipe import Recipe
 from residua.model import Transformer
 from residua.model.local import Started
-from residua.model.sublayers import Canon, LaneNorm
+from residua.model.norms import LaneNorm
+from residua.model.sublayers import Canon
 
 GROUPS = ("matrices", "head", "plain", "stream")
 DECAYED = ("matrices", "head")
