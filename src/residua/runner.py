@@ -241,7 +241,7 @@ def walk(
     ids = x.new_zeros(x.shape[:2], dtype=torch.long) if ids is None and runner.stream.takes_ids else ids
     flow = runner.open(x, ids=ids)
     for site in runner.plan.readers:
-        flow = between(flow)
+        flow = between(detached(flow) if site.first and site.layer == runner.plan.cut else flow)
         lanes, normed = _kept(norm(site))
         read = runner.read(flow, site, normed)
         y = None if site.kind == "head" else answer(site, read)
@@ -250,6 +250,11 @@ def walk(
         after = flow if y is None else runner.write(flow, site, read, y)
         yield Step(site, flow.state, tuple(lanes), read, y.y if isinstance(y, Answer) else y, after.state)
         flow = after
+
+
+def detached(flow: Flow) -> Flow:
+    """The same numbers without a history: where a loop's gradients end."""
+    return Flow(pytree.tree_map(Tensor.detach, flow.state))
 
 
 def _completed(stream: Stream, site: Site, y: Tensor) -> Tensor | Answer:

@@ -117,7 +117,30 @@ class _Configured(ABCMeta):
         stream = super().__call__(plan, **options)
         defaults = {key: option.default for key, option in options_of(cls).items()}
         stream.options = {k: v for k, v in (defaults | options).items() if v is not None}
+        if plan.loop is not None and plan.loop.stream == "shared":
+            _share(stream)
         return stream
+
+
+def _share(stream: Stream) -> None:
+    """Give every pass of a loop the parameters of its last, which has the most to choose from."""
+    latest = {(site.block, site.kind, site.turn): site for site in stream.plan.sites}
+    for site in stream.plan.sites:
+        last = latest[site.block, site.kind, site.turn]
+        if site is last or site.name not in stream.at or last.name not in stream.at:
+            continue
+        theirs = dict(stream.at[last.name].named_modules())
+        for path, module in stream.at[site.name].named_modules():
+            for key, own in module._parameters.items():
+                shared = theirs[path]._parameters.get(key) if path in theirs else None
+                if own is None or shared is None:
+                    continue
+                if own.shape != shared.shape:
+                    raise ValueError(
+                        f"{stream.name} has a weight for every source, and each pass has more of them: its passes "
+                        "cannot share; use loop:stream=own"
+                    )
+                module._parameters[key] = shared
 
 
 class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):

@@ -99,8 +99,9 @@ LAYOUTS = (
     ("swa:window=3,attn,mlp", True),
     ("conv,attn,canon,swa:window=4:mode=local,mlp", True),
     ("attn,mlp", False),
+    ("attn,mlp,loop:passes=2:blocks=1..2", True),
 )
-"""The layouts, and whether causal, that every design is checked in: every sublayer kind, and an encoder."""
+"""The layouts, and whether causal, that every design is checked in: every sublayer kind, an encoder, and a loop."""
 
 
 def specs(name: str) -> list[str]:
@@ -172,7 +173,7 @@ def uncovered(name: str) -> list[str]:
 
 def walk(model: Transformer, tokens: Tensor) -> Iterator[tuple[Site, State, Norm]]:
     """Every (site, state before its read, norm) of one forward, the head last."""
-    norms = {each.site.index: each.norm for each in model.sublayers()}
+    norms = {index: each.norm for index, each in model.at_sites().items()}
     for step in model.walk(tokens):
         yield step.site, step.state, norms.get(step.site.index, model.norm)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from residua.plan import Plan, Slot, parse_layout
+from residua.plan import Plan, Slot, parse_layout, split_loop
 from residua.spec import Spec
 
 
@@ -55,7 +55,7 @@ class ModelConfig:
             raise ValueError(f"lane_norms must be shared or separate, not {self.lane_norms!r}")
         if self.eps < 0 or self.start_std <= 0:
             raise ValueError("eps must not be negative and init_std must be positive")
-        parse_layout(self.layout)
+        _ = self.plan
 
     @property
     def shared_heads(self) -> int:
@@ -76,13 +76,13 @@ class ModelConfig:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The sublayers of one block, with their options."""
-        return parse_layout(self.layout)
+        return parse_layout(split_loop(self.layout)[0])
 
     @property
     def plan(self) -> Plan:
         """Every site of the model."""
         kv = self.shared_heads, self.width // self.heads
-        return Plan.regular(self.width, self.depth, self.slots, vocab=self.vocab, kv=kv)
+        return Plan.regular(self.width, self.depth, self.layout, vocab=self.vocab, kv=kv)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""

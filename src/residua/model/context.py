@@ -27,6 +27,10 @@ class Context:
     cache: Cache | None = None
     places: Places | None = None
     """Documents and positions, where rows have padding or more than one document."""
+    embedding: Float[Tensor, "b t d"] | None = None
+    """What the stream opened with, for a loop that adds it again."""
+    lap: int = 0
+    """The pass over the block that is running."""
 
     @property
     def documents(self) -> Int[Tensor, "b t"] | None:
@@ -39,6 +43,10 @@ class Context:
     def length(self) -> int:
         """Tokens up to the last of this forward."""
         return self.positions.shape[-1] + (0 if self.cache is None else self.cache.length)
+
+    def slot(self, name: str) -> str:
+        """Where a sublayer keeps what this pass leaves: passes do not share a cache."""
+        return f"{name}@{self.lap}" if self.lap else name
 
     def apart(self, window: int) -> Int[Tensor, " t"] | Int[Tensor, "b t"]:
         """Positions for a window of `window` tokens, which reaches into no other document."""
@@ -54,4 +62,4 @@ class Context:
         if self.cache is None:
             return x, at
         margin = self.cache.margin
-        return self.cache.slot(slot, lambda: Tail(window - 1, margin)).extended(x, at)
+        return self.cache.slot(self.slot(slot), lambda: Tail(window - 1, margin)).extended(x, at)

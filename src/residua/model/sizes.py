@@ -47,7 +47,7 @@ def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
     with torch.device("meta"):
         model = Transformer(config)
     stream_flops = _stream_flops(model.stream, 2) - _stream_flops(model.stream, 1)
-    sublayers = list(model.sublayers())
+    sublayers = list(model.at_sites().values())  # one that runs twice costs twice
     norms = 4 * config.width * (len(sublayers) + 1)
     head = 2 * config.width * config.vocab
     return Sizes(
@@ -91,7 +91,7 @@ def state_numbers(state: State) -> int:
 
 def _cache_floats(model: Transformer, tokens: int) -> int:
     """What the sublayers and the design keep after `tokens` tokens of one sequence."""
-    kept = sum(sublayer.cache_floats(tokens) for sublayer in model.sublayers())
+    kept = sum(sublayer.cache_floats(tokens) for sublayer in model.at_sites().values())
     with torch.device("meta"):
         state = _walk(model.stream, 1)[1]
         past = model.stream.past(state)

@@ -201,7 +201,7 @@ class Attention(Heads, kind="attn"):
         before, here = 0, None if context.places is None else context.apart(FULL)
         keys = here
         if context.cache is not None:
-            memory = context.cache.slot(self.site.name, Grown)
+            memory = context.cache.slot(context.slot(self.site.name), Grown)
             before = memory.length
             k, v, keys = memory.append(k, v, here)
         if here is not None and keys is not None:
@@ -274,7 +274,7 @@ class ShortSWA(Heads, kind="swa"):
         queries = None
         if context.cache is not None:
             margin = context.cache.margin
-            ring = context.cache.slot(self.site.name, lambda: Ring(self.window, margin))
+            ring = context.cache.slot(context.slot(self.site.name), lambda: Ring(self.window, margin))
             if q.shape[2] == 1:
                 queries, (k, v, keys) = at, ring.write(k, v, at)
             else:
@@ -367,7 +367,11 @@ class ShortConv(Canon, kind="conv"):
 def make_sublayer(config: ModelConfig, site: Site, slot: Slot, stream: Stream) -> Sublayer:
     """The sublayer of a site, with its layout options checked, as the design wants it."""
     slot, placement = Placement.split(slot)
-    made: Sublayer = SUBLAYERS.of(slot)(config, site, stream.feeds(site), **slot.options)
+    again = [
+        each for each in stream.plan.sites if (each.block, each.kind, each.turn) == (site.block, site.kind, site.turn)
+    ]
+    feeds = max(map(stream.feeds, again)) if site.block is not None else stream.feeds(site)
+    made: Sublayer = SUBLAYERS.of(slot)(config, site, feeds, **slot.options)
     made.norm = placement.norm(made.norm, site) if stream.takes_norm(site) else NoNorm()  # type: ignore[arg-type]
     if placement.behind:
         made.out_norm = LaneNorm(config.width, 1, config.eps)

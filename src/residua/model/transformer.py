@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,13 +17,14 @@ from residua.model.cache import Cache
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.local import Started
+from residua.model.loop import Again
 from residua.model.norms import LaneNorm, NoNorm
 from residua.model.places import follow, given, plain
 from residua.model.sublayers import Sublayer, make_sublayer
 from residua.ops.window_attend.position import rotations
 from residua.plan import Site
 from residua.registry import build
-from residua.runner import Execution, Flow, Runner, Step, walk
+from residua.runner import Execution, Flow, Runner, Step, detached, walk
 from residua.stream import State, Stream
 
 
@@ -30,20 +33,24 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, sites: tuple[Site, ...], stream: Stream) -> None:
         super().__init__()
-        self.sites = sites
+        self.sites = sites  # of its first pass
         self.sublayers = nn.ModuleList(
             make_sublayer(config, site, slot, stream) for site, slot in zip(sites, config.slots, strict=True)
         )
 
-    def forward(self, flow: Flow, runner: Runner, context: Context) -> Flow:
-        for site, sublayer in zip(self.sites, self.sublayers, strict=True):
-            read = runner.read(flow, site, sublayer.norm)  # type: ignore[arg-type]  # items of a ModuleList
-            flow = runner.write(flow, site, read, sublayer.answer(read, context))  # type: ignore[operator]
+    def forward(
+        self, flow: Flow, runner: Runner, context: Context, sites: tuple[Site, ...] = (), begin: Again | None = None
+    ) -> Flow:
+        """sites, begin: of a later pass, and the sublayer that it begins with."""
+        sublayers: Any = self.sublayers if begin is None else (begin, *self.sublayers)
+        for site, sublayer in zip(sites or self.sites, sublayers, strict=True):
+            read = runner.read(flow, site, sublayer.norm)
+            flow = runner.write(flow, site, read, sublayer.answer(read, context))
         return flow
 
-    def alone(self, state: State, runner: Runner, context: Context) -> State:
+    def alone(self, state: State, *others: Any) -> State:
         """From a state to a state: the block between two cuts."""
-        return runner.cut(self(Flow(state), runner, context))
+        return Runner.cut(self(Flow(state), *others))
 
 
 class Transformer(nn.Module):
@@ -54,8 +61,13 @@ class Transformer(nn.Module):
         self.config, self.plan, self.execution = config, config.plan, Execution()
         self.stream = build(config.design, self.plan)
         self.embed = nn.Embedding(config.vocab, config.width)
-        self.blocks = nn.ModuleList(Block(config, self.plan.block(layer), self.stream) for layer in range(config.depth))
+        firsts = dict(reversed(self.plan.runs))
+        self.blocks = nn.ModuleList(Block(config, firsts[block], self.stream) for block in range(config.depth))
         self.norm = LaneNorm(config.width, 1, config.eps) if self.stream.takes_norm(self.plan.head) else NoNorm()
+        again = next((site for site in self.plan.sites if site.kind == "loop"), None)
+        self.begin = None
+        if again is not None and self.plan.loop is not None:
+            self.begin = Again(config, again, self.plan.loop.between, self.norm)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
         self._refuse()
         self.initialise(seed)
@@ -82,16 +94,45 @@ class Transformer(nn.Module):
         if cache is not None and cache.margin and self.stream.mixes_tokens and ids.shape[1] > 1:
             return self._stepping(ids, mask, cache)
         runner = Runner(self.stream, self.execution, blockwise=checkpointed)
-        flow = runner.open(self.embed(ids), None if cache is None else cache.past, ids)
-        for block in self.blocks:
+        x = self.embed(ids)
+        flow = runner.open(x, None if cache is None else cache.past, ids)
+        for layer, (block, sites) in enumerate(self.runs):
+            around: tuple[Any, ...] = (runner, context)
+            if self.plan.loop is not None:
+                flow = detached(flow) if layer == self.plan.cut else flow
+                around = (runner, self._lap(context, sites[0], x), sites, self._begin(sites))
             if checkpointed:
-                flow = Flow(checkpoint(block.alone, runner.cut(flow), runner, context, use_reentrant=False))
+                flow = Flow(checkpoint(block.alone, runner.cut(flow), *around, use_reentrant=False))
             else:
-                flow = block(flow, runner, context)
+                flow = block(flow, *around)
         if cache is not None:
             cache.advance(ids.shape[1], runner.past(flow), context.places)
         (x,) = runner.read(flow, self.plan.head, self.norm).lanes
         return self.logits(x)
+
+    @property
+    def runs(self) -> list[tuple[Block, tuple[Site, ...]]]:
+        """Every block that runs, in order, and the sites of that run."""
+        blocks: Any = self.blocks
+        if self.plan.loop is None:
+            return [(block, block.sites) for block in blocks]
+        return [(blocks[block], sites) for block, sites in self.plan.runs]
+
+    def at_sites(self) -> dict[int, Sublayer]:
+        """The sublayer of every site, by the site's index; a block that repeats has several sites."""
+        found: dict[int, Sublayer] = {}
+        for block, sites in self.runs:
+            begin = self._begin(sites)
+            sublayers: Any = block.sublayers if begin is None else (begin, *block.sublayers)
+            found |= {site.index: each for site, each in zip(sites, sublayers, strict=True)}
+        return found
+
+    def _begin(self, sites: tuple[Site, ...]) -> Again | None:
+        return self.begin if sites[0].kind == "loop" else None
+
+    def _lap(self, context: Context, site: Site, embedding: Tensor) -> Context:
+        """What the sublayers of one pass share."""
+        return replace(context, lap=site.lap, embedding=None if self.begin is None else embedding)
 
     def logits(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t vocab"]:
         """Of what the head reads, normalised."""
@@ -101,11 +142,11 @@ class Transformer(nn.Module):
         self, ids: Int[Tensor, "b t"], runner: Runner | None = None, between: Callable[[Flow], Flow] = lambda flow: flow
     ) -> Iterator[Step]:
         """One forward, site by site: `residua.runner.walk` with this model's norms and sublayers."""
-        context, sublayers = self.context(ids), {each.site.index: each for each in self.sublayers()}
+        context, sublayers, x = self.context(ids), self.at_sites(), self.embed(ids)
         return walk(
             Runner(self.stream, self.execution) if runner is None else runner,
-            self.embed(ids),
-            lambda site, read: sublayers[site.index].answer(read, context),
+            x,
+            lambda site, read: sublayers[site.index].answer(read, self._lap(context, site, x)),
             lambda site: self.norm if site.kind == "head" else sublayers[site.index].norm,
             between,
             ids,
@@ -175,7 +216,7 @@ class Transformer(nn.Module):
             for sublayer in self.sublayers()
             for parameter in sublayer.writers()
         }
-        started = [module for module in self.blocks.modules() if isinstance(module, Started)]
+        started = [module for module in self.modules() if isinstance(module, Started)]
         settled = {id(parameter) for module in started for parameter in module.parameters()}
         for name, parameter in self.named_parameters():
             if name.startswith("stream.") or id(parameter) in settled:

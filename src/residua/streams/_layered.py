@@ -47,7 +47,7 @@ class DenseStream(Stream[Dense]):
     def sources(self, site: Site) -> tuple[str, ...]:
         if not opens_block(site) or site.layer % self.period:
             return ()
-        taken = self.taken(block_names(site.layer))
+        taken = self.taken(block_names(self.plan, site.layer))
         forgotten = site.kind == "head" and len(taken) == 1 and not self.prepost  # a gain, which the norm undoes
         return () if forgotten else taken
 
@@ -121,7 +121,7 @@ class StaticLayered(LayeredStream):
         return (sources[-1] if part is None else ops.mix(part.alpha.softmax(0), sources),)
 
     def sources(self, site: Site) -> tuple[str, ...]:
-        return () if self.part(site) is None else block_names(site.layer)
+        return () if self.part(site) is None else block_names(self.plan, site.layer)
 
     def routing(self, s: Layered, site: Site) -> Routing | None:
         part = self.part(site)

@@ -142,9 +142,9 @@ def group_names(plan: Plan, size: int, count: int) -> tuple[str, ...]:
     return tuple(plan.sites[i].name if size == 1 else f"block{i}" for i in range(count))
 
 
-def block_names(count: int) -> tuple[str, ...]:
+def block_names(plan: Plan, count: int) -> tuple[str, ...]:
     """Names of the embedding and the outputs of the first `count` Transformer blocks."""
-    return ("embed", *(f"l{layer}" for layer in range(count)))
+    return ("embed", *(site.prefix for site in plan.sites if site.first and site.layer < count))
 
 
 def opens_block(site: Site) -> bool:

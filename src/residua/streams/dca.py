@@ -115,7 +115,7 @@ class DCA(LayeredStream):
         return Routing(s.sources, torch.stack([grn.weights(s.sources) for grn in part]))
 
     def _names(self, site: Site) -> tuple[str, ...]:
-        embed, *deltas = block_names(site.layer)
+        embed, *deltas = block_names(self.plan, site.layer)
         if self.window is None or len(deltas) <= self.window:
             return (embed, *deltas)
         return (embed, "middle", *deltas[-self.window :])

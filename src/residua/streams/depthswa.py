@@ -179,7 +179,7 @@ class DepthSWA(Stream[Window]):
 
     def _names(self, site: Site) -> tuple[str, ...]:
         if self.by_layer:
-            return block_names(site.layer)[-self.window :]
+            return block_names(self.plan, site.layer)[-self.window :]
         return ("embed", *group_names(self.plan, 1, site.index))[-self.window :]
 
     def _chooses(self) -> bool:

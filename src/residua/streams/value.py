@@ -202,7 +202,7 @@ class Valued(Stream[Sided]):
         )
 
     def keep(self, s: Sided, site: Site, values: Tensor) -> Sided:
-        return s._replace(first=(values,))
+        return s if s.first else s._replace(first=(values,))  # a block that runs again hands back more of them
 
     def given(self, s: Sided, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if site.kind != "attn" or site not in self.sites:
@@ -227,7 +227,7 @@ class Valued(Stream[Sided]):
                 weight = len(self.sites) * logits.softmax(0)[place : place + 1]
                 return shared.own[place : place + 1], weight.to(first.dtype) * first  # type: ignore[index]
             case "svformer":
-                return one, first
+                return 0 * one, first
             case "mixed":
                 m = part(x).sigmoid()  # type: ignore[misc]
                 return m, _by_head(1 - m, first)

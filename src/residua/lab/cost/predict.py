@@ -86,8 +86,8 @@ def predict(
     walk, ids = Walk(model.parameters()), torch.empty(batch, tokens, dtype=torch.long, device="meta")
     with torch.enable_grad(), fused(walk) if path == "fused" else ops.backend("reference"), walk:
         held, past = forward(model, ids, walk)
-    sublayers = list(model.sublayers())
-    ends = {block[-1].name for block in map(model.plan.block, range(config.depth))}
+    sublayers = list(model.at_sites().values())  # one that runs twice costs twice
+    ends = {block[-1].name for block in map(model.plan.block, range(model.plan.depth))}
     halo, unbounded = (sum(parts) for parts in zip(*(_halo(each, tokens) for each in sublayers), strict=True))
     width = dtype.itemsize
     return Cost(
