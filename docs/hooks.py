@@ -23,6 +23,7 @@ from residua import testing
 from residua.cli import designs
 from residua.cli.designs import STARTS, details
 from residua.options import options_of
+from residua.registry import wrappers
 from residua.spec import render_value
 from residua.stream import Stream
 
@@ -118,6 +119,7 @@ def law_layouts() -> str:
 def law_counts() -> str:
     """How much the laws are run over."""
     cases = sum(len(testing.specs(name)) for name in residua.names())
+    cases += sum(len(one.cases) for one in wrappers().values())
     return (
         f"There are {len(testing.LAWS)} laws, {len(residua.names())} designs with {cases} option cases between them, "
         f"and {len(testing.LAYOUTS)} layouts; {len(testing.cases())} cases are made of them."
@@ -148,6 +150,17 @@ def sublayers() -> str:
         ]
         rows.append((f"<code>{kind}</code>", marked(" ".join(prose)), str(LANES[kind]), "<br>".join(taken) or "none"))
     return table(("kind", "what it is", "lanes", "options"), rows, ("what it is", "options"))
+
+
+def value_forms() -> str:
+    """What `value=` takes."""
+    from residua.streams.value import FORMS, Valued
+
+    prose = inspect.cleandoc(Valued.__doc__ or "").split("\n\n")[-1]
+    found = re.split(rf"^({'|'.join(FORMS)}) +", prose, flags=re.MULTILINE)[1:]
+    told = dict(zip(found[::2], found[1::2], strict=True))
+    rows = [(f"<code>{form}</code>", marked(re.sub(r"\s+", " ", told[form]).strip())) for form in FORMS]
+    return table(("value", "what attention mixes"), rows, ("what attention mixes",))
 
 
 def example(name: str) -> str:
@@ -245,6 +258,7 @@ ANSWERS: dict[str, Callable[..., str]] = {
         law_counts,
         tolerances,
         sublayers,
+        value_forms,
         example,
         bench,
         bars,

@@ -36,7 +36,7 @@ class Sublayer(nn.Module, ABC):
     """
 
     norm: LaneNorm | NoNorm
-    out_norm: LaneNorm | None = None
+    out_norm: LaneNorm | None
 
     def __init_subclass__(cls, *, kind: str | None = None, lanes: int | None = None) -> None:
         super().__init_subclass__()
@@ -46,7 +46,7 @@ class Sublayer(nn.Module, ABC):
         super().__init__()
         if feeds not in (1, site.lanes):
             raise ValueError(f"{config.design} feeds {site.name} {feeds} lanes, but it takes 1 or {site.lanes}")
-        self.site = site
+        self.site, self.out_norm = site, None
         self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
 
     def answer(self, read: Read, context: Context) -> Tensor | Answer:
