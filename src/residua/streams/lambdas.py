@@ -12,7 +12,7 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
-from residua.streams._parts import Part, constant, uniform
+from residua.streams._parts import Part, block_names, constant, uniform
 
 EPS = torch.finfo(torch.float32).eps
 """Of the norm of the embedding."""
@@ -197,12 +197,12 @@ class Lambdas(Stream[Lambda]):
         if not site.first or self.part(site) is None:
             return ()
         if site.kind == "head":
-            return f"l{self.middle}", f"l{site.layer - 1}"
+            return self._output(self.middle), self._output(site.layer - 1)
         if site.layer == 0:
             return ("embed",) if self.by_block else ()
         embed = ("embed",) if self.by_block else ()
-        skip = (f"l{self._popped(site)}",) if self._apart(site) else ()
-        mixed = (*embed, *skip, f"l{site.layer - 1}")
+        skip = (self._output(self._popped(site)),) if self._apart(site) else ()
+        mixed = (*embed, *skip, self._output(site.layer - 1))
         return mixed if len(mixed) > 1 or self._pops(site) else ()
 
     def routing(self, s: Lambda, site: Site) -> Routing | None:
@@ -221,6 +221,10 @@ class Lambdas(Stream[Lambda]):
         newest = resid * (1 + part.skip) if self._pops(site) and not self._apart(site) else resid
         values, weights = zip(*found, (s.x, newest), strict=True)
         return Routing.static(values, torch.cat(weights))
+
+    def _output(self, layer: int) -> str:
+        """The name of what a block made."""
+        return block_names(self.plan, layer + 1)[-1]
 
     def _popped(self, site: Site) -> int:
         """The block whose output a site takes back."""
