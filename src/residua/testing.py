@@ -99,7 +99,7 @@ LAYOUTS = (
     ("swa:window=3,attn,mlp", True),
     ("conv,attn,canon,swa:window=4:mode=local,mlp", True),
     ("attn,mlp", False),
-    ("attn,mlp,loop:passes=2:blocks=1..2", True),
+    ("attn,mlp,loop:passes=2:blocks=1..", True),
 )
 """The layouts, and whether causal, that every design is checked in: every sublayer kind, an encoder, and a loop."""
 

@@ -118,6 +118,9 @@ class Valued(Stream[Sided]):
         self.sites = tuple(site for site in plan.sites if site.kind == "attn")
         if not self.sites or (len(self.sites) < 2 and "table" not in value):
             raise ValueError(f"value={value} shares values among attentions, and this plan has {len(self.sites)}")
+        self.places = {
+            site.name: place for place, site in enumerate(self.sites)
+        }  # by name, which a compiler can look up
         self.side = nn.ModuleDict()
         for site in self.sites:
             part = self._part(site)
@@ -127,7 +130,7 @@ class Valued(Stream[Sided]):
             self.side["lambdas"] = Shared(len(self.sites) - 1)
 
     def _part(self, site: Site) -> nn.Module | None:
-        (heads, width), plan, place = self.plan.kv, self.plan, self.sites.index(site)
+        (heads, width), plan, place = self.plan.kv, self.plan, self.places[site.name]
         if self.form == "mixed" and place:
             return Biased(heads, plan.width, constant(0.0))
         if self.form == "satformer" and place:
@@ -196,16 +199,15 @@ class Valued(Stream[Sided]):
         return s._replace(state=self.inner.write(s.state, site, read, y))
 
     def values(self, site: Site) -> Values:
-        later = site in self.sites[1:]
-        return Values(
-            kept=site == self.sites[0] and "table" not in self.form, made=not (later and self.form == "svformer")
-        )
+        place = self.places.get(site.name)
+        return Values(kept=place == 0 and "table" not in self.form, made=not (place and self.form == "svformer"))
 
     def keep(self, s: Sided, site: Site, values: Tensor) -> Sided:
         return s if s.first else s._replace(first=(values,))  # a block that runs again hands back more of them
 
     def given(self, s: Sided, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if site.kind != "attn" or site not in self.sites:
+        place = self.places.get(site.name)
+        if place is None:
             return ()
         x, part = lanes[-1], self.side._modules.get(site.name)
         one = x.new_ones(1)
@@ -215,17 +217,16 @@ class Valued(Stream[Sided]):
             looked = part["table"](s.ids[0])  # type: ignore[index]  # a ModuleDict
             gate = None if self.form == "zero_table" else 3 * part["gate"](x).sigmoid()  # type: ignore[index]
             return one, looked if gate is None else _by_head(gate, looked)
-        if site == self.sites[0]:
+        if not place:
             return ()
         (first,) = s.first
         match self.form:
             case "resformer":
                 return one / 2, first / 2
             case "learned":
-                shared, place = self.side["lambdas"], self.sites.index(site) - 1
-                logits: Any = shared.logits
-                weight = len(self.sites) * logits.softmax(0)[place : place + 1]
-                return shared.own[place : place + 1], weight.to(first.dtype) * first  # type: ignore[index]
+                shared: Any = self.side["lambdas"]
+                weight = len(self.sites) * shared.logits.softmax(0)[place - 1 : place]
+                return shared.own[place - 1 : place], weight.to(first.dtype) * first
             case "svformer":
                 return 0 * one, first
             case "mixed":
