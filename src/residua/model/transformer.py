@@ -49,7 +49,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to logits, through any residual design and any layout."""
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int = 0, trained: bool = False) -> None:
+        """trained: weights are about to be loaded, so nothing is asked about how the model would start."""
         super().__init__()
         self.config, self.plan, self.execution = config, config.plan, Execution()
         self.stream = build(config.design, self.plan)
@@ -57,7 +58,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, self.plan.block(layer), self.stream) for layer in range(config.depth))
         self.norm = LaneNorm(config.width, 1, config.eps) if self.stream.takes_norm(self.plan.head) else NoNorm()
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
-        self._refuse()
+        if not trained:
+            self._refuse()
         self.initialise(seed)
 
     def forward(
