@@ -58,7 +58,7 @@ def trace(
         return Trace(inputs, run_stream(stream, x, fs, norms))
     oracle = importlib.import_module(f"tests.oracles.{stream.name}")
     layout = tuple(site.kind for site in plan.block(0))
-    parameters = dict(stream.named_parameters())
+    parameters = {**stream.state_dict(), **dict(stream.named_parameters())}
     out = oracle.forward(x, parameters, fs, norms, layers=plan.depth, layout=layout, **stream.options)
     return Trace(inputs, out)
 

@@ -85,7 +85,7 @@ def compare(spec: str, layout: Sequence[str], depth: int = 4, width: int = 8) ->
     (out * probe).sum().backward()
 
     theirs = x.clone().requires_grad_()
-    parameters = {name: p.detach().clone().requires_grad_() for name, p in stream.named_parameters()}
+    parameters = {name: p.clone().requires_grad_() for name, p in stream.state_dict().items()}
     oracle = importlib.import_module(f"tests.oracles.{stream.name}")
     expected = oracle.forward(
         theirs, parameters, sublayers, norms, layers=depth, layout=tuple(layout), **stream.options

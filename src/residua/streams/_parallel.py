@@ -13,6 +13,21 @@ def home(streams: int, site: Site) -> int:
     return site.index % streams
 
 
+def copies(x: Tensor, streams: int) -> Tensor:
+    """The embedding [b t d], `streams` times: [b t n d]."""
+    return x.unsqueeze(-2).expand(*x.shape[:-1], streams, -1)
+
+
+def names(streams: int) -> tuple[str, ...]:
+    """What the streams are called where they are sources."""
+    return tuple(f"stream{i}" for i in range(streams))
+
+
+def mixture(H: Tensor, weights: Tensor) -> Routing:
+    """A read with one weight [b t n] a stream."""
+    return Routing(H.unbind(-2), weights.movedim(-1, 0)[None, ..., None])
+
+
 class ParallelStream(Stream[Tensor]):
     """H <- rest + w' y over n streams H [n, d], all of them the embedding at first; `read` carries rest and w.
 
@@ -24,17 +39,22 @@ class ParallelStream(Stream[Tensor]):
     streams: int
 
     def open(self, x: Tensor, past: Past = None) -> Tensor:
-        return x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, -1)
+        return copies(x, self.streams)
 
     def write(self, H: Tensor, site: Site, read: Read, y: Tensor) -> Tensor:
         rest, weights = read.carry
-        return rest + weights.to(y.dtype)[..., None] * y[..., None, :]
+        return written(rest, weights, y)
 
     def sources(self, site: Site) -> tuple[str, ...]:
-        return () if site.kind == "head" else tuple(f"stream{i}" for i in range(self.streams))
+        return () if site.kind == "head" else names(self.streams)
 
     def routing(self, H: Tensor, site: Site) -> Routing | None:
         if site.kind == "head":
             return None
         weights, *_ = self.part(site)(H)
-        return Routing(H.unbind(-2), weights.movedim(-1, 0)[None, ..., None])
+        return mixture(H, weights)
+
+
+def written(rest: Tensor, weights: Tensor, y: Tensor) -> Tensor:
+    """rest + w' y."""
+    return rest + weights.to(y.dtype)[..., None] * y[..., None, :]
