@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +203,12 @@ class MHC(Stream[Tensor | Passed]):
 
     paper = "arXiv 2512.24880"
     mixes = "n parallel streams"
+    released: ClassVar = {
+        "DeepSeek-V4": "mhc:model=deepseek-v4",
+        "DeepSeek-V4.1": "mhc:model=deepseek-v4.1",
+        "GLM-5.3-Flash": "mhc:model=glm-5.3-flash",
+        "HY-V4": "mhc:model=hy-v4",
+    }
     conversion = Conversion(eps=True)
     cases = (
         "",
