@@ -14,5 +14,6 @@ from residua.streams.ddl import DDL as DDL
 from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
+from residua.streams.frac import Frac as Frac
 from residua.streams.lambdas import Lambdas as Lambdas
 from residua.streams.value import Valued as Valued
