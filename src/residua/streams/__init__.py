@@ -16,4 +16,5 @@ from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
 from residua.streams.frac import Frac as Frac
 from residua.streams.lambdas import Lambdas as Lambdas
+from residua.streams.laurel import Laurel as Laurel
 from residua.streams.value import Valued as Valued
