@@ -54,12 +54,18 @@ def run_stream(stream: Stream, x: Tensor, sublayers: Sequence[Sublayer], norms: 
     def lanes(norm: Norm) -> Callable[..., tuple[Tensor, ...]]:
         return lambda *inputs: tuple(norm(one) for one in inputs)
 
-    state = stream.open(x)
+    state = stream.open(x, **token_ids(stream, x))
     for site in stream.plan.sites:
         read = stream.read(state, site, lanes(norms[site.index]))
         state = stream.write(state, site, read, sublayers[site.index](*read.lanes))
     (out,) = stream.read(state, stream.plan.head, lanes(norms[-1])).lanes
     return out
+
+
+def token_ids(stream: Stream, x: Tensor) -> dict[str, Tensor]:
+    """What a design that looks tokens up is given beside its embeddings: all of them in turn."""
+    ids = torch.arange(x[..., 0].numel()).reshape(x.shape[:2]) % stream.plan.vocab
+    return {"ids": ids} if stream.takes_ids else {}
 
 
 def randomise(stream: Stream, generator: torch.Generator) -> None:
@@ -73,7 +79,7 @@ def compare(spec: str, layout: Sequence[str], depth: int = 4, width: int = 8) ->
     """The largest error of the output and of every gradient, stream against oracle, by name."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
-    plan = Plan.regular(width, depth, layout)
+    plan = Plan.regular(width, depth, layout, vocab=7)
     stream = residua.build(spec, plan).double()
     randomise(stream, generator)
     sublayers, norms = toy_sublayers(plan, generator), toy_norms(plan, generator)
@@ -88,7 +94,14 @@ def compare(spec: str, layout: Sequence[str], depth: int = 4, width: int = 8) ->
     parameters = {name: p.detach().clone().requires_grad_() for name, p in stream.named_parameters()}
     oracle = importlib.import_module(f"tests.oracles.{stream.name}")
     expected = oracle.forward(
-        theirs, parameters, sublayers, norms, layers=depth, layout=tuple(layout), **stream.options
+        theirs,
+        parameters,
+        sublayers,
+        norms,
+        layers=depth,
+        layout=tuple(layout),
+        **stream.options,
+        **token_ids(stream, x),
     )
     (expected * probe).sum().backward()
 

@@ -17,4 +17,5 @@ from residua.streams.mhc import MHC as MHC
 from residua.streams.frac import Frac as Frac
 from residua.streams.lambdas import Lambdas as Lambdas
 from residua.streams.laurel import Laurel as Laurel
+from residua.streams.altup import AltUp as AltUp
 from residua.streams.value import Valued as Valued
