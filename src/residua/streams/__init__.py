@@ -8,6 +8,8 @@ from residua.streams.vertical import Vertical as Vertical
 from residua.streams.dca import DCA as DCA
 from residua.streams.mudd import MUDD as MUDD
 from residua.streams.attnres import AttnRes as AttnRes
+from residua.streams.lr_attnres import LowRankAttnRes as LowRankAttnRes
+from residua.streams.multigate import MultiGate as MultiGate
 from residua.streams.delta import Delta as Delta
 from residua.streams.delta_released import DeltaReleased as DeltaReleased
 from residua.streams.ddl import DDL as DDL
