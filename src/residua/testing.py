@@ -246,7 +246,7 @@ def law_pure(case: Case) -> None:
         for one, other in zip(pytree.tree_leaves(first), pytree.tree_leaves(second), strict=True):
             assert torch.equal(one, other), f"{site.name}: reading twice gave different bits"
         if site.kind != "head":
-            y = first.lanes[0]
+            y = nn.functional.pad(first.lanes[0], (0, model.stream.extra(site)))
             pair = [model.stream.write(state, site, first, y) for _ in range(2)]
             for one, other in zip(*map(pytree.tree_leaves, pair), strict=True):
                 assert torch.equal(one, other), f"{site.name}: writing twice gave different bits"

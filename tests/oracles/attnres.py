@@ -25,6 +25,7 @@ def forward(
     window: int | None = None,
     evicted: str = "sum",
     eps: float = 1e-6,
+    init_std: float = 0.0,
 ) -> Tensor:
     """The head's normalised input."""
     if sources not in ("outputs", "states"):

@@ -187,8 +187,7 @@ class _Probe:
     def _moved(self, read: MixingSite, *moved: Tensor) -> Routing:
         """The read with some tensors of the state elsewhere, always in the same direction."""
         leaves, spec = pytree.tree_flatten(read.state)
-        shift = torch.randn(WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        changed = [leaf + shift if any(leaf is one for one in moved) else leaf for leaf in leaves]
+        changed = [_shifted(leaf) if any(leaf is one for one in moved) else leaf for leaf in leaves]
         routing = self.stream.routing(pytree.tree_unflatten(changed, spec), read.site)
         assert routing is not None
         return routing
@@ -259,6 +258,11 @@ class _Probe:
             if plain
             else "no mixture is read: each write changes the state in place, by a rule that depends on the state",
         )
+
+
+def _shifted(leaf: Tensor) -> Tensor:
+    """A tensor of a state elsewhere, as wide as it is."""
+    return leaf + torch.randn(leaf.shape[-1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def _differ(one: Tensor, two: Tensor) -> bool:

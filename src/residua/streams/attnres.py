@@ -36,6 +36,8 @@ class AttnRes(AttendingStream[Blocks]):
     total            weights are n * softmax: the zero-query read is the stream itself, with no norm to rely on.
     heads            slices of the width route apart; keys are normalised over the whole width (our reading of
                      MHAR, which heads=1 reduces to the paper).
+    init_std         queries start from N(0, init_std^2), as a port of MHAR has them (0.02): reads then tell their
+                     sources apart from the first step, and the network does not start as the standard one.
     window           keep the embedding, the last `window` finished sources and the sum of the evicted ones;
                      evicted=drop is the paper's own ablation, which forgets them.
     """
@@ -51,6 +53,7 @@ class AttnRes(AttendingStream[Blocks]):
         "sources=states,block=2",
         "total=true,block=2",
         "heads=2,eps=1e-5",
+        "heads=2,init_std=0.02",
         "window=1",
         "window=2,total=true",
         "window=1,evicted=drop,block=2",
@@ -74,13 +77,16 @@ class AttnRes(AttendingStream[Blocks]):
         window: int | None = None,
         evicted: Literal["sum", "drop"] = "sum",
         eps: float = 1e-6,
+        init_std: float = 0.0,
     ) -> None:
         super().__init__(plan)
         self.size = group_size(self.name, plan, block, blocks)
         self.states, self.total, self.heads, self.eps = sources == "states", total, heads, eps
-        self.window, self.drop = window, evicted == "drop"
+        self.window, self.drop, self.drawn = window, evicted == "drop", init_std > 0
         positive(self.name, heads=heads, window=1 if window is None else window)
         divides(self.name, plan, heads)
+        if init_std < 0:
+            raise ValueError(f"{self.name}: init_std={init_std} is a standard deviation, and 0 for zeros")
         if window is None and self.drop:
             raise ValueError(f"{self.name}: evicted=drop needs a window")
         if window is not None and self.states and not self.drop:
@@ -89,13 +95,13 @@ class AttnRes(AttendingStream[Blocks]):
                 "write sources=states,evicted=drop"
             )
         for site in plan.readers[1:]:  # the first has one source, which needs no query
-            self.at[site.name] = query = Query(plan.width)
+            self.at[site.name] = query = Query(plan.width, init_std)
             self._routes[site.name] = (Route(query),)
 
     @property
     def starts(self) -> Start:
         forgets = self.drop and len(self.plan.sites) // self.size > (self.window or 0)
-        if self.states or forgets:
+        if self.states or forgets or self.drawn:
             return "no"
         return "standard" if self.total else "eps"
 
