@@ -116,8 +116,7 @@ class Runner:
 
     def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
         """The flow before the first site."""
-        for one in self.observers:
-            one.opened(x)
+        self.opened(x)
         asked: dict[str, Tensor] = {}
         if self.stream.takes_ids:
             if ids is None:
@@ -128,6 +127,11 @@ class Runner:
             return Flow(self.stream.open(x, past, **asked))
         with self.execution.own(x.device):
             return Flow(cast(self.stream.open(x.to(dtype), past, **asked), dtype))
+
+    def opened(self, x: Tensor) -> None:
+        """Tell the observers that a forward begins: `open` does, and a backbone that makes its first state itself."""
+        for one in self.observers:
+            one.opened(x)
 
     def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
         """What `site` takes from the stream."""

@@ -59,9 +59,19 @@ def _hy_v4(vocab: int) -> Any:
     return transformers.HYV4ForCausalLM(config)
 
 
-MADE = {"deepseek_v4": _deepseek_v4, "glm5_next": _glm5_next, "hy_v4": _hy_v4}
+def _gemma3n(vocab: int) -> Any:
+    config = transformers.Gemma3nTextConfig(
+        **COMMON | {"num_hidden_layers": 4}, vocab_size=vocab, vocab_size_per_layer_input=vocab - 3,
+        num_key_value_heads=2, head_dim=8, intermediate_size=48, hidden_size_per_layer_input=8, laurel_rank=4,
+        layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=6, num_kv_shared_layers=2,
+        activation_sparsity_pattern=[0.9, 0.0, 0.0, 0.0], altup_num_inputs=3,
+    )  # fmt: skip
+    return transformers.Gemma3nForCausalLM(config)
+
+
+MADE = {"deepseek_v4": _deepseek_v4, "glm5_next": _glm5_next, "hy_v4": _hy_v4, "gemma3n": _gemma3n}
 """By `model_type`."""
-STREAM = ("_hc.", "hc_head", "hyper_connection")
+STREAM = ("_hc.", "hc_head", "hyper_connection", "altup", "laurel", "per_layer")
 """In the names of parameters of a stream."""
 
 

@@ -109,7 +109,7 @@ def describe(spec: str, plan: Plan) -> Values:
         "parameters_added": sum(p.numel() for p in stream.parameters()),
         "starts": stream.starts,
         "paper": stream.paper,
-        "released": dict(stream.released),
+        "released": dict(stream.released_in),
     }
 
 

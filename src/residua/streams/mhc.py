@@ -203,7 +203,7 @@ class MHC(Stream[Tensor | Passed]):
 
     paper = "arXiv 2512.24880"
     mixes = "n parallel streams"
-    released: ClassVar = {
+    released_in: ClassVar = {
         "DeepSeek-V4": "mhc:model=deepseek-v4",
         "DeepSeek-V4.1": "mhc:model=deepseek-v4.1",
         "GLM-5.3-Flash": "mhc:model=glm-5.3-flash",

@@ -13,7 +13,7 @@ from functools import partial
 from torch import Tensor
 
 from residua.hf.anatomy import Argument, Model
-from residua.hf.released.loans import lend
+from residua.hf.released.loans import Loan, lend
 from residua.hf.released.walking import OnReleased
 from residua.plan import Plan
 from residua.stream import Stream
@@ -83,9 +83,10 @@ def lend_all(stream: Stream, plan: Plan, backbone: Model) -> None:
     """Every parameter of the stream from the modules of a backbone."""
     for site in plan.sites:
         part, holder = stream.part(site), getattr(backbone.layers[site.layer], HOLDERS[site.kind])
-        lend(part, holder, _views(holder.hc_mult, res=len(holder.scale) == 3))
+        views = _views(holder.hc_mult, res=len(holder.scale) == 3)
+        lend(part, {name: Loan(holder, view) for name, view in views.items()})
     if (head := stream.part(plan.head)) is not None:
-        lend(head, backbone.hc_head, _HEAD)
+        lend(head, {name: Loan(backbone.hc_head, view) for name, view in _HEAD.items()})
 
 
 def _views(n: int, *, res: bool) -> Mapping[str, Callable[[Model], Tensor]]:

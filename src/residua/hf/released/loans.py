@@ -21,7 +21,7 @@ from residua.stream import Stream
 
 @dataclass(frozen=True)
 class Loan:
-    """A tensor made from the parameters of another module. (No submodule: it would be saved twice.)"""
+    """A tensor made from parameters of a module. (The module is no submodule here: it would be saved twice.)"""
 
     lender: Model
     view: Callable[[Model], Tensor]
@@ -31,25 +31,30 @@ class Loan:
         return self.view(self.lender)
 
 
-def lend(part: nn.Module, lender: nn.Module, views: Mapping[str, Callable[[Model], Tensor]]) -> None:
-    """Replace the parameters of a part by views of the lender's, each under its name in the part."""
+def weight(module: Model) -> Tensor:
+    """The parameter of a linear map, an embedding or a norm, as it is."""
+    return module.weight
+
+
+def lend(part: nn.Module, loans: Mapping[str, Loan]) -> None:
+    """Replace the parameters of a part, by their names in it, by what other modules have."""
     own = part.state_dict()
-    for name, view in views.items():
-        if name not in own:
-            raise ValueError(f"{type(lender).__name__} has {name}, which the design does not build here")
-        wanted, found = own[name].shape, view(lender).shape
-        if wanted != found:
-            raise ValueError(f"{type(lender).__name__} gives {name} the shape {tuple(found)}, not {tuple(wanted)}")
     grouped: dict[str, dict[str, Loan]] = {}
-    for name, view in views.items():
+    for name, loan in loans.items():
+        lender = type(loan.lender).__name__
+        if name not in own:
+            raise ValueError(f"{lender} has {name}, which the design does not build here")
+        wanted, found = own[name].shape, loan.tensor().shape
+        if wanted != found:
+            raise ValueError(f"{lender} gives {name} the shape {tuple(found)}, not {tuple(wanted)}")
         path, _, last = name.rpartition(".")
-        grouped.setdefault(path, {})[last] = Loan(lender, view)
-    for path, loans in grouped.items():
+        grouped.setdefault(path, {})[last] = loan
+    for path, lent in grouped.items():
         holder: Model = part.get_submodule(path)
-        for each in loans:
+        for each in lent:
             delattr(holder, each)  # a parameter, or a buffer where the design holds it fixed
-        holder.loans = loans
-        holder.__class__ = _borrowing(holder.__class__, tuple(sorted(loans)))
+        holder.loans = lent
+        holder.__class__ = _borrowing(holder.__class__, tuple(sorted(lent)))
 
 
 def check_lent(stream: Stream) -> None:
@@ -60,7 +65,7 @@ def check_lent(stream: Stream) -> None:
 
 
 def lenders(stream: nn.Module) -> Iterator[Model]:
-    """The modules of the released class whose parameters the stream uses, each once."""
+    """The modules of the released class whose parameters the stream uses: all of each, and each once."""
     seen: dict[int, Model] = {}
     for module in stream.modules():
         for loan in getattr(module, "loans", {}).values():

@@ -81,12 +81,14 @@ def install(model: Model) -> None:
         _put(layer, row.layer, owner, row).sites = sites
     for name, mixin in row.ends.items():
         _put(getattr(backbone, name), mixin, owner, row)
+    if row.backbone is not None:
+        _put_backbone(backbone, row.backbone, owner, row)
     backbone.stream = stream.train(backbone.training)
 
 
 def find_backbone(model: nn.Module, row: Row) -> Model:
     """The module of a model that has the layers and what stands behind them."""
-    wanted = (row.layers, *row.ends)
+    wanted = (row.layers, *row.ends, *row.marks)
     for module in model.modules():
         if all(hasattr(module, name) for name in wanted):
             return module
@@ -135,6 +137,16 @@ def _put(module: Model, mixin: Class, owner: Owner, row: Row) -> Model:
     module.__class__ = _on_stream(module.__class__, mixin)
     module.owner, module.shape = owner, row.shape
     return module
+
+
+def _put_backbone(backbone: Model, mixin: Class, owner: Owner, row: Row) -> None:
+    """The same for a backbone, whose outputs transformers records by the name of its class."""
+    from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
+
+    recorded = _CAN_RECORD_REGISTRY.get(str(type(backbone)))
+    _put(backbone, mixin, owner, row)
+    if recorded is not None:
+        _CAN_RECORD_REGISTRY[str(type(backbone))] = recorded
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from residua.hf.anatomy import Class, Config, Model
-from residua.hf.released import hyper
+from residua.hf.released import gemma, hyper
 from residua.hf.released.walking import HeadNorm, Passed, Shape
 from residua.plan import Plan
 from residua.spec import Value
@@ -30,6 +30,12 @@ class Row:
     lend: Callable[[Stream, Plan, Model], None]
     """Gives the stream the parameters of a backbone."""
     layers: str = "layers"
+    marks: tuple[str, ...] = ()
+    """Other attributes by which the backbone is known."""
+    backbone: Class | None = None
+    """Put before the class of the backbone, where its forward has what is no module."""
+    vocab: str = "vocab_size"
+    """The field of a configuration that counts the token ids of the design's own tables."""
 
     def build(self, config: Config) -> Model:
         """A model of this configuration, with the weights of an untrained one."""
@@ -42,7 +48,9 @@ class Row:
 
     def plan(self, config: Config) -> Plan:
         """Every site of a model with this configuration."""
-        return Plan.regular(config.hidden_size, config.num_hidden_layers, ("attn", "mlp"), vocab=config.vocab_size)
+        return Plan.regular(
+            config.hidden_size, config.num_hidden_layers, ("attn", "mlp"), vocab=getattr(config, self.vocab)
+        )
 
 
 def _deepseek_v4(config: Config) -> dict[str, Value]:
@@ -67,7 +75,18 @@ _COLLAPSED = MappingProxyType({"hc_head": Passed, "norm": HeadNorm})
 _V4 = Row("DeepSeek-V4", _deepseek_v4, hyper.DeepSeekV4Layer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
 _GLM = Row("GLM-5.3-Flash", _glm5_next, hyper.IndexedLayer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
 _HY = Row("HY-V4", _hy_v4, hyper.IndexedLayer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
+_GEMMA = Row(
+    "Gemma 3n", gemma.design, gemma.GemmaLayer, MappingProxyType({}), gemma.First(), gemma.lend_all,
+    marks=("altup_projections",), backbone=gemma.GemmaBackbone, vocab="vocab_size_per_layer_input",
+)  # fmt: skip
 
 ROWS: Mapping[str, Row] = MappingProxyType(
-    {"deepseek_v4": _V4, "glm5_next": _GLM, "glm5_next_text": _GLM, "hy_v4": _HY}
+    {
+        "deepseek_v4": _V4,
+        "glm5_next": _GLM,
+        "glm5_next_text": _GLM,
+        "hy_v4": _HY,
+        "gemma3n": _GEMMA,
+        "gemma3n_text": _GEMMA,
+    }
 )

@@ -37,10 +37,18 @@ class Shape(Protocol):
 class Walk:
     """The sites of one layer, one after another."""
 
-    def __init__(self, stream: Stream, sites: tuple[Site, ...], shape: Shape, hidden_states: Tensor) -> None:
+    def __init__(
+        self, stream: Stream, sites: tuple[Site, ...], shape: Shape, hidden_states: Tensor, state: State = None
+    ) -> None:
+        """state: that of the first site, where the model has made it already; by default the stream opens it."""
         self.runner, self.shape, self.sites = Runner(stream, blockwise=True), shape, iter(sites)
         first = not sites[0].index
-        self.flow = self.runner.open(shape.embedding(hidden_states)) if first else Flow(shape.enter(hidden_states))
+        if first and state is None:
+            self.flow = self.runner.open(shape.embedding(hidden_states))
+            return
+        if first:
+            self.runner.opened(shape.embedding(hidden_states))
+        self.flow = Flow(shape.enter(hidden_states) if state is None else state)
 
     @property
     def hidden_states(self) -> Tensor:
@@ -70,9 +78,9 @@ class OnReleased:
     shape: Shape
     sites: tuple[Site, ...]
 
-    def walk(self, hidden_states: Tensor) -> Walk:
+    def walk(self, hidden_states: Tensor, state: State = None) -> Walk:
         """The sites of this layer, on the stream of the model."""
-        return Walk(self.owner.backbone.stream, self.sites, self.shape, hidden_states)
+        return Walk(self.owner.backbone.stream, self.sites, self.shape, hidden_states, state)
 
 
 class Passed(OnReleased):

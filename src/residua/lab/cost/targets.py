@@ -123,7 +123,7 @@ def released(values: Mapping[str, Any], **changes: Any) -> Target:
     with torch.device("meta"):
         stream, total = build(row.design(config), plan), sum(each.numel() for each in row.build(whole).parameters())
     own = sum(each.numel() for each in stream.parameters())
-    shape = ModelConfig(vocab=config.vocab_size, width=plan.width, depth=plan.depth, heads=1, eps=0.0)
+    shape = ModelConfig(vocab=plan.vocab, width=plan.width, depth=plan.depth, heads=1, eps=0.0)
     return Target(shape, foreign=Foreigner(row.title, stream.spec, total - own))
 
 
