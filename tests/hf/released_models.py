@@ -59,6 +59,18 @@ def _hy_v4(vocab: int) -> Any:
     return transformers.HYV4ForCausalLM(config)
 
 
+def _qwen4_exp(vocab: int) -> Any:
+    config = transformers.Qwen4ExpTextConfig(
+        **COMMON, vocab_size=vocab, num_key_value_heads=2, head_dim=8, moe_intermediate_size=16, num_experts=4,
+        num_experts_per_tok=2, shared_expert_intermediate_size=16, linear_key_head_dim=8, linear_value_head_dim=8,
+        linear_num_key_heads=2, linear_num_value_heads=4, hc_count=3, hc_lowrank=5,
+        layer_types=["linear_attention", "linear_attention", "indexed_attention"], ple_layer_ids=[1, 2],
+        ngram_vocab_size_base=50, heads_per_ngram=2, make_ngram_vocab_size_divisible_by=8, split_ngram_parts=2,
+        indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=8, indexer_budget=16, indexer_compress_ratio=2,
+    )  # fmt: skip
+    return transformers.Qwen4ExpForCausalLM(config)
+
+
 def _gemma3n(vocab: int) -> Any:
     config = transformers.Gemma3nTextConfig(
         **COMMON | {"num_hidden_layers": 4}, vocab_size=vocab, vocab_size_per_layer_input=vocab - 3,
@@ -69,7 +81,13 @@ def _gemma3n(vocab: int) -> Any:
     return transformers.Gemma3nForCausalLM(config)
 
 
-MADE = {"deepseek_v4": _deepseek_v4, "glm5_next": _glm5_next, "hy_v4": _hy_v4, "gemma3n": _gemma3n}
+MADE = {
+    "deepseek_v4": _deepseek_v4,
+    "glm5_next": _glm5_next,
+    "hy_v4": _hy_v4,
+    "qwen4_exp": _qwen4_exp,
+    "gemma3n": _gemma3n,
+}
 """By `model_type`."""
 STREAM = ("_hc.", "hc_head", "hyper_connection", "altup", "laurel", "per_layer")
 """In the names of parameters of a stream."""

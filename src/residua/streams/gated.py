@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -70,6 +70,7 @@ class Gated(ParallelStream):
     """
 
     paper = "arXiv 2608.30320"
+    released_in: ClassVar = {"Qwen3.8-Flash-Next": "gated:rank=320"}
     conversion = Conversion(
         refusal="it normalises what it reads by itself and leaves no place for the norms of the network, whose trained "
         "gains would be lost; train it from scratch"

@@ -19,6 +19,7 @@ from residua.hf.owner import Owner
 from residua.hf.released.kimi import is_kimi
 from residua.hf.released.loans import check_lent
 from residua.hf.released.rows import ROWS, Row
+from residua.hf.released.walking import Shape
 from residua.hf.storage import check_weights, load_config, model_type
 from residua.registry import build
 from residua.stream import Stream
@@ -76,13 +77,13 @@ def install(model: Model) -> None:
         stream = build(row.design(config), plan)
     row.lend(stream, plan, backbone)
     check_lent(stream)
-    owner = Owner(backbone)
+    owner, shape = Owner(backbone), row.shape(config)
     for layer, sites in zip(getattr(backbone, row.layers), map(plan.block, range(plan.depth)), strict=True):
-        _put(layer, row.layer, owner, row).sites = sites
+        _put(layer, row.layer, owner, shape).sites = sites
     for name, mixin in row.ends.items():
-        _put(getattr(backbone, name), mixin, owner, row)
+        _put(getattr(backbone, name), mixin, owner, shape)
     if row.backbone is not None:
-        _put_backbone(backbone, row.backbone, owner, row)
+        _put_backbone(backbone, row.backbone, owner, shape)
     backbone.stream = stream.train(backbone.training)
 
 
@@ -132,19 +133,19 @@ def _refuse(model: Model, backbone: Model) -> None:
         raise ValueError("a model whose weights are offloaded cannot be opened; load it without offloading")
 
 
-def _put(module: Model, mixin: Class, owner: Owner, row: Row) -> Model:
+def _put(module: Model, mixin: Class, owner: Owner, shape: Shape) -> Model:
     """Swap the class of a module for a subclass with the mixin before it."""
     module.__class__ = _on_stream(module.__class__, mixin)
-    module.owner, module.shape = owner, row.shape
+    module.owner, module.shape = owner, shape
     return module
 
 
-def _put_backbone(backbone: Model, mixin: Class, owner: Owner, row: Row) -> None:
+def _put_backbone(backbone: Model, mixin: Class, owner: Owner, shape: Shape) -> None:
     """The same for a backbone, whose outputs transformers records by the name of its class."""
     from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY
 
     recorded = _CAN_RECORD_REGISTRY.get(str(type(backbone)))
-    _put(backbone, mixin, owner, row)
+    _put(backbone, mixin, owner, shape)
     if recorded is not None:
         _CAN_RECORD_REGISTRY[str(type(backbone))] = recorded
 

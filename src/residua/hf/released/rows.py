@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from residua.hf.anatomy import Class, Config, Model
-from residua.hf.released import gemma, hyper
-from residua.hf.released.walking import HeadNorm, Passed, Shape
+from residua.hf.released import gemma, hyper, qwen
+from residua.hf.released.walking import HeadNorm, HeadRead, Passed, Shape
 from residua.plan import Plan
 from residua.spec import Value
 from residua.stream import Stream
@@ -26,7 +26,8 @@ class Row:
     """Put before the class of every decoder layer."""
     ends: Mapping[str, Class]
     """The modules of the backbone behind the layers, and what is put before the class of each."""
-    shape: Shape
+    shape: Callable[[Config], Shape]
+    """How its streams lie in one tensor."""
     lend: Callable[[Stream, Plan, Model], None]
     """Gives the stream the parameters of a backbone."""
     layers: str = "layers"
@@ -71,13 +72,29 @@ def _hy_v4(config: Config) -> dict[str, Value]:
     }  # fmt: skip
 
 
+def _streams(config: Config) -> Shape:
+    return hyper.Streams()
+
+
+def _first(config: Config) -> Shape:
+    return gemma.First()
+
+
+def _flat(config: Config) -> Shape:
+    return qwen.Flat(config.hc_count)
+
+
 _COLLAPSED = MappingProxyType({"hc_head": Passed, "norm": HeadNorm})
-_V4 = Row("DeepSeek-V4", _deepseek_v4, hyper.DeepSeekV4Layer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
-_GLM = Row("GLM-5.3-Flash", _glm5_next, hyper.IndexedLayer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
-_HY = Row("HY-V4", _hy_v4, hyper.IndexedLayer, _COLLAPSED, hyper.Streams(), hyper.lend_all)
+_V4 = Row("DeepSeek-V4", _deepseek_v4, hyper.DeepSeekV4Layer, _COLLAPSED, _streams, hyper.lend_all)
+_GLM = Row("GLM-5.3-Flash", _glm5_next, hyper.IndexedLayer, _COLLAPSED, _streams, hyper.lend_all)
+_HY = Row("HY-V4", _hy_v4, hyper.IndexedLayer, _COLLAPSED, _streams, hyper.lend_all)
 _GEMMA = Row(
-    "Gemma 3n", gemma.design, gemma.GemmaLayer, MappingProxyType({}), gemma.First(), gemma.lend_all,
+    "Gemma 3n", gemma.design, gemma.GemmaLayer, MappingProxyType({}), _first, gemma.lend_all,
     marks=("altup_projections",), backbone=gemma.GemmaBackbone, vocab="vocab_size_per_layer_input",
+)  # fmt: skip
+_QWEN = Row(
+    "Qwen3.8-Flash-Next", qwen.design, qwen.QwenLayer, MappingProxyType({"hyper_connection_mixer": HeadRead}),
+    _flat, qwen.lend_all,
 )  # fmt: skip
 
 ROWS: Mapping[str, Row] = MappingProxyType(
@@ -86,6 +103,8 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "glm5_next": _GLM,
         "glm5_next_text": _GLM,
         "hy_v4": _HY,
+        "qwen4_exp": _QWEN,
+        "qwen4_exp_text": _QWEN,
         "gemma3n": _GEMMA,
         "gemma3n_text": _GEMMA,
     }
