@@ -1,4 +1,4 @@
-"""Qwen3.8-Flash-Next (`qwen4_exp`) on `gated`: {attn,mlp}_hyper_connection in a layer, hyper_connection_mixer at the end.
+"""Qwen3.8-Flash-Next (`qwen4_exp`) on `gated`: {attn,mlp}_hyper_connection of layers, hyper_connection_mixer after.
 
     gain     hc_norm.weight [n d], as [n, d]       down, up   input_mix_weight_down, input_mix_weight_up
     inject   block_inject_weight, which the head has not
