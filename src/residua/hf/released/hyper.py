@@ -15,6 +15,7 @@ from torch import Tensor
 from residua.hf.anatomy import Argument, Model
 from residua.hf.released.loans import Loan, lend
 from residua.hf.released.walking import OnReleased
+from residua.ops.norm import accumulator
 from residua.plan import Plan
 from residua.stream import Stream
 
@@ -103,37 +104,42 @@ def _views(n: int, *, res: bool) -> Mapping[str, Callable[[Model], Tensor]]:
     return found
 
 
+def _wide(parameter: Tensor) -> Tensor:
+    """In float32 at least: the classes compute the mappings so, whatever their parameters are loaded in."""
+    return parameter.to(accumulator(parameter.dtype))
+
+
 def _columns(hc: Model, start: int, stop: int) -> Tensor:
-    return hc.fn[start:stop].T
+    return _wide(hc.fn[start:stop]).T
 
 
 def _bias(hc: Model, start: int, stop: int) -> Tensor:
-    return hc.base[start:stop]
+    return _wide(hc.base[start:stop])
 
 
 def _alpha(hc: Model, place: int) -> Tensor:
-    return hc.scale[place : place + 1]
+    return _wide(hc.scale[place : place + 1])
 
 
 def _transposed(hc: Model, n: int) -> Tensor:
     """The rows of comb, [from, to], as our columns, [to, from]."""
-    return hc.fn[2 * n :].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1).T
+    return _wide(hc.fn[2 * n :]).unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1).T
 
 
 def _transposed_bias(hc: Model, n: int) -> Tensor:
-    return hc.base[2 * n :].unflatten(0, (n, n)).T
+    return _wide(hc.base[2 * n :]).unflatten(0, (n, n)).T
 
 
 def _head_phi(head: Model) -> Tensor:
-    return head.hc_fn.T
+    return _wide(head.hc_fn).T
 
 
 def _head_bias(head: Model) -> Tensor:
-    return head.hc_base
+    return _wide(head.hc_base)
 
 
 def _head_alpha(head: Model) -> Tensor:
-    return head.hc_scale
+    return _wide(head.hc_scale)
 
 
 _HEAD: Mapping[str, Callable[[Model], Tensor]] = {
