@@ -14,4 +14,5 @@ from residua.streams.ddl import DDL as DDL
 from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
+from residua.streams.gated import Gated as Gated
 from residua.streams.value import Valued as Valued

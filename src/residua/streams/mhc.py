@@ -211,11 +211,10 @@ class MHC(Stream[Tensor | Passed]):
         "model=deepseek-v4",
         "model=deepseek-v4.1",
         "model=glm-5.3-flash",
-        "model=hy-v4",
+        "model=hy-v4,res=identity,init=hy-v4",
         "reads=previous,res=krom,head=mean",
         "res=lite,head=learned,init=kromhc,streams=3",
-        "res=circulant,eps=1e-3,norm_eps=1e-5,head=learned",
-        "res=identity,post=1.5",
+        "res=circulant,eps=1e-3,norm_eps=1e-5,post=1.5",
     )
 
     def __init__(
