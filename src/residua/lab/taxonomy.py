@@ -188,7 +188,7 @@ class _Probe:
         """The read with some tensors of the state elsewhere, always in the same direction."""
         leaves, spec = pytree.tree_flatten(read.state)
         shift = torch.randn(WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        changed = [leaf + shift[: leaf.shape[-1]] if any(leaf is one for one in moved) else leaf for leaf in leaves]
+        changed = [leaf + shift if any(leaf is one for one in moved) else leaf for leaf in leaves]
         routing = self.stream.routing(pytree.tree_unflatten(changed, spec), read.site)
         assert routing is not None
         return routing
