@@ -1,4 +1,4 @@
-"""x = 1/n sum_i G_i N_i; R_i <- R_i + s_i f(x): the gated residual of Qwen3.8-Flash-Next, 2608.30320; no other norms."""
+"""x = 1/n sum_i G_i N_i; R_i <- R_i + s_i f(x): the gated residual of Qwen3.8-Flash-Next, 2608.30320: no norms."""
 
 import torch
 

@@ -59,7 +59,7 @@ class Gated(ParallelStream):
     """x = mean_i G_i * N_i; R_i <- R_i + s_i f(x), N_i = (1 + w_i) R_i / rms(R_i), over n streams R_i [d].
 
     G = sigmoid(W_up silu(W_down vec(N) / n)) has a gate for every stream and channel, s = 2 sigmoid(W_s vec(N) / n) one
-    for every stream. x is the sublayer's input: no norm follows, and none follows the head, which reads in that way too.
+    for every stream. x is the sublayer's input: no norm follows, and none follows the head, which reads likewise.
     The streams begin as copies of the embedding. Qwen3.8-Flash-Next has 4 of them and rank d/8.
 
     rank   of the maps to G; d/8 where not given, at least 1.
