@@ -137,6 +137,25 @@ def test_an_observer_can_change_what_is_read():
     assert torch.equal(model(ids()), plain)
 
 
+def test_an_observer_can_change_what_a_design_with_its_own_norm_has_read():
+    seen = []
+
+    class Doubled(Observer):
+        def lanes(self, state, site, lanes):
+            seen.append((site.name, lanes[0]))
+            return tuple(2 * lane for lane in lanes) if site.name == "l1_attn" else lanes
+
+        def read(self, state, site, lanes, read):
+            assert all(one is other for one, other in zip(lanes, read.lanes, strict=True))
+
+    model = Case("gated").model()
+    plain = model(ids())
+    with observed(model.stream, Doubled()):
+        changed = model(ids())
+    assert [name for name, _ in seen] == [site.name for site in model.plan.readers]
+    assert (changed - plain).abs().max() > 1e-6
+
+
 def test_a_law_sees_a_stale_group(monkeypatch):
     """Reads made without gradients and used with them: the fault that the law of gradient modes is there for."""
     from residua.read_groups import ReadGroups

@@ -34,6 +34,7 @@ TABLE = {
     "hyper": (STATE, "no", 1, "4 slots", False),
     "hyper:dynamic=false": (STATIC, "no", 1, "4 slots", False),
     "mhc": (STATE, "no", 1, "4 slots", False),
+    "gated": (STATE, "no", 1, "4 slots", False),
 }
 """Section 3.3 of the methods' table."""
 

@@ -28,6 +28,7 @@ _DOORS = {
     "generate": "residua.model",
     "token_loss": "residua.model",
     "convert": "residua.hf.convert",
+    "open_released": "residua.hf.released",
     "TrainConfig": "residua.lab.train",
     "load_model": "residua.lab.train",
     "train": "residua.lab.train",

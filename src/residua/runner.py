@@ -69,7 +69,8 @@ class Observer:
         """A forward begins."""
 
     def lanes(self, state: State, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a site reads before its norm; the return value is read in its place."""
+        """What a site reads before its norm (after it, where the design has its own); the return value is read in its
+        place."""
         return lanes
 
     def read(self, state: State, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
@@ -116,8 +117,7 @@ class Runner:
 
     def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
         """The flow before the first site."""
-        for one in self.observers:
-            one.opened(x)
+        self.opened(x)
         asked: dict[str, Tensor] = {}
         if self.stream.takes_ids:
             if ids is None:
@@ -128,6 +128,11 @@ class Runner:
             return Flow(self.stream.open(x, past, **asked))
         with self.execution.own(x.device):
             return Flow(cast(self.stream.open(x.to(dtype), past, **asked), dtype))
+
+    def opened(self, x: Tensor) -> None:
+        """Tell the observers that a forward begins: `open` does, and a backbone that makes its first state itself."""
+        for one in self.observers:
+            one.opened(x)
 
     def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
         """What `site` takes from the stream."""
@@ -181,18 +186,25 @@ class Runner:
             return Flow(state)
         return Flow(*self.groups.onward(state, flow.ahead, site))
 
+    def _shown(self, flow: Flow, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What a site reads, as the observers let it."""
+        for one in self.observers:
+            lanes = one.lanes(flow.state, site, lanes)
+        return lanes
+
     def _watched(self, flow: Flow, site: Site, norm: Norm) -> Read:
         before: tuple[Tensor, ...] = ()
         lanes: tuple[Tensor, ...] = ()
 
         def seen(*raw: Tensor) -> tuple[Tensor, ...]:
             nonlocal before, lanes
-            before = lanes = raw
-            for one in self.observers:
-                lanes = one.lanes(flow.state, site, lanes)
+            before, lanes = raw, self._shown(flow, site, raw)
             return norm(*lanes)
 
         read = self._read(flow, site, seen)
+        if not self.stream.takes_norm(site):  # what it read is normalised already
+            before, lanes = read.lanes, self._shown(flow, site, read.lanes)
+            read = read._replace(lanes=lanes)
         if lanes is not before:  # a design may carry what it read on to its write
             changed = {id(old): new for old, new in zip(before, lanes, strict=True)}
             read = Read(read.lanes, pytree.tree_map_only(Tensor, lambda leaf: changed.get(id(leaf), leaf), read.carry))

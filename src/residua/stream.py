@@ -156,6 +156,8 @@ class Stream(nn.Module, ABC, Generic[S], metaclass=_Configured):
     """Where the equation comes from: an arXiv number or a title."""
     mixes: ClassVar[str] = "not said"
     """What its sources are, in a few words."""
+    released_in: ClassVar[Mapping[str, str]] = {}
+    """Released models whose stream this is, each with its spec."""
     cases: ClassVar[tuple[str, ...]] = ("",)
     """Option strings that together use every value of every option; the laws run over each of them."""
     refuses: ClassVar[Mapping[str, str]] = {}

@@ -29,6 +29,7 @@ NEARLY_SHUT = 1 / (1 + math.exp(2))
         ("hyper:dynamic=false", "l1_attn", {}),
         ("mhc", "l1_attn", {"alpha_pre": 0.01, "alpha_post": 0.01, "alpha_res": 0.01}),
         ("mhc", "l0_attn", {"alpha_post": 0.01}),
+        ("mhc:head=learned", "head", {"alpha_pre": 0.01}),
         ("ddl:start=standard", "head", {}),
     ],
 )

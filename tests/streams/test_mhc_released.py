@@ -176,6 +176,19 @@ def test_a_transposed_mixer_is_another_network(model):
     assert (C.T @ streams - C @ streams).abs().max() > 0.1
 
 
+def test_code_that_is_called_mhc_and_is_another_function():
+    values = {}
+    for name, options in (("released", "post=2.0"), ("TileKernels", "post=1.0")):
+        stream = built(f"mhc:streams=2,head=learned,eps=1e-6,{options}")
+        site = stream.plan.sites[1]
+        load(stream.part(site), *SITE)
+        x, after = tenfold(stream, H, site)
+        _, post, _ = stream.part(site)(H)
+        values[name] = after[0, 0, 0, 0].item()
+        values.setdefault("all ones", (H[..., 0].sum() + post[0, 0, 0] * 10 * x[0, 0, 0]).item())
+    assert values == pytest.approx({"released": 19.460259, "TileKernels": 10.763790, "all ones": 21.392938}, abs=2e-6)
+
+
 def test_eps_of_zero_is_the_limit_of_a_small_one():
     logits = 3 * draw(5, 4, 4)
     exact = ops.sinkhorn(logits)

@@ -50,6 +50,10 @@ def command(
     from residua.lab.cost.targets import from_hugging_face, sized
 
     target = from_hugging_face(config) if config is not None else sized(chosen["size"])
+    if target.foreign is not None:
+        raise ValueError(
+            f"{target.foreign.title} has its design, {target.foreign.design}; advice is for a model without"
+        )
     asked = {key: value for key, value in chosen.items() if key not in ("size", "context")}
     answer = advise(Situation(target=target, tokens=chosen["context"], **asked), results)
     if as_json:

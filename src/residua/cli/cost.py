@@ -69,6 +69,12 @@ def command(
     if asymmetry:
         _asymmetry(target, tokens, kind, out, as_json)
         return
+    if target.foreign is not None:
+        if measure or sweep or asymmetry:
+            raise ValueError(
+                f"of {target.foreign.title} only the design is counted; drop --measure, --sweep, --asymmetry"
+            )
+        designs = [target.foreign.design, *designs]
     names = list(dict.fromkeys(["standard", *designs])) if not sweep else (designs or ["standard"])
     options = {"batch": batch, "dtype": kind, "path": path}
     if sweep:
@@ -107,7 +113,7 @@ def _compare(target: Target, names: list[str], tokens: int, options: Values, mea
     for name in names:
         chosen = target.of(name)
         cost = predict(chosen.config, tokens, build=chosen.build, **options)
-        rows[name] = {"predicted": cost.to_json()}
+        rows[name] = {"predicted": cost.to_json() | _foreign(target, cost)}
         if measured:
             if target.build is not type(target)(target.config).build:
                 raise ValueError("--measure runs our own backbone, and this configuration has heads of another width "
@@ -137,6 +143,16 @@ def _compare(target: Target, names: list[str], tokens: int, options: Values, mea
         "a context-parallel rank fetches from its neighbour for windows and convolutions; full attention needs all "
         "keys and values."
     )
+    if target.foreign is not None:
+        typer.echo(f"The layers of {target.foreign.title} are not ours: their parameters alone are counted.")
+
+
+def _foreign(target: Target, cost: Cost) -> Values:
+    """What is not known of a model whose layers are not ours, and the parameters, which are."""
+    if target.foreign is None:
+        return {}
+    unknown = ("flops", "bytes_moved", "saved_bytes", "cache_bytes", "halo_bytes", "key_value_bytes")
+    return {"parameters": target.foreign.parameters + cost.stream_parameters, **dict.fromkeys(unknown)}
 
 
 def _sweep(target: Target, names: list[str], text: str, tokens: int, options: Values, as_json: bool) -> None:

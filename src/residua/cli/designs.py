@@ -109,6 +109,7 @@ def describe(spec: str, plan: Plan) -> Values:
         "parameters_added": sum(p.numel() for p in stream.parameters()),
         "starts": stream.starts,
         "paper": stream.paper,
+        "released": dict(stream.released_in),
     }
 
 
@@ -172,6 +173,9 @@ def _table(rows: list[Values], plan: Plan) -> None:
         "two sublayers; params: parameters added; starts: the untrained network beside the standard one. "
         "Details: residua designs NAME"
     )
+    released = [f"{spec} in {model}" for row in rows for model, spec in row["released"].items()]
+    if released:
+        console.print(f"In released models: {'; '.join(released)}.")
 
 
 def _page(found: Record) -> None:
@@ -181,6 +185,8 @@ def _page(found: Record) -> None:
         lines.append(f"  {key:<16} {option['takes']:<28} default {default}")
     if not found["options"]:
         lines.append("  none")
+    if found["released"]:
+        lines += ["", "In released models", *(f"  {model:<24} {spec}" for model, spec in found["released"].items())]
     lines += ["", "Sites: parameters added, and sources read"]
     for site, info in found["sites"].items():
         reads = info["reads"]

@@ -1,4 +1,4 @@
-"""`residua generate`: text from a trained run, token by token as it is made."""
+"""`residua generate`: text from a trained model, token by token as it is made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def command(
-    run: Path = typer.Argument(..., help="Run directory of residua train, or of one run of residua compare."),
+    run: Path = typer.Argument(..., help="Run directory of train, compare or finetune, or a Hugging Face directory."),
     prompt: str = typer.Option(..., "--prompt", "-p", help="The text to continue."),
     tokens: int = typer.Option(200, "--tokens", "-n", help="Number of new tokens."),
     temperature: float = typer.Option(0.8, help="Sampling temperature; 0: greedy."),
@@ -18,18 +18,13 @@ def command(
     seed: int = typer.Option(0, help="Random seed."),
     as_json: bool = typer.Option(False, "--json", help="Print prompt, text and token ids as JSON."),
 ) -> None:
-    """Generate text from a trained run."""
+    """Generate text from a trained model."""
     import torch
 
-    from residua.lab.data import load_tokenizer
-    from residua.lab.train import load_model
-    from residua.model.generate import stepwise
+    from residua.lab.evaluate.opened import open_model
 
-    for name in ("config.json", "tokenizer.json"):
-        if not (run / name).is_file():
-            raise ValueError(f"{run} is not a run directory: it has no {name}")
-    model = load_model(run)
-    tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
+    opened = open_model(run)
+    tokenizer = opened.tokenizer
     ids = tokenizer.encode(prompt)
     if not ids:
         raise ValueError("the prompt is empty; give at least one character")
@@ -38,13 +33,13 @@ def command(
     shown = tokenizer.decode(ids)
     if not as_json:
         typer.echo(shown, nl=False)
-    for token in stepwise(
-        model, torch.tensor([ids]), tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=tokenizer.end,
+    for token in opened.steps(
+        torch.tensor([ids]), tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=tokenizer.end,
         generator=generator,
     ):  # fmt: skip
-        if int(token) == tokenizer.end:
+        if token == tokenizer.end:
             break
-        made.append(int(token))
+        made.append(token)
         text = tokenizer.decode(ids + made)
         if not as_json and not text.endswith("\ufffd"):  # a character may need several tokens
             typer.echo(text[len(shown) :], nl=False)

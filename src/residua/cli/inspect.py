@@ -9,7 +9,7 @@ import typer
 
 
 def command(
-    model: Path = typer.Argument(..., help="Converted model, or run directory of residua train or finetune."),
+    model: Path = typer.Argument(..., help="Converted or released model, or run directory of train or finetune."),
     prompt: str = typer.Option(..., "--prompt", "-p", help="Input text."),
     site: str = typer.Option(
         None, "--site", help="Also print the weights of every token at this site, such as l3_attn."

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from residua.hf.anatomy import Anatomy, Argument, Config, Model, Part
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
+from residua.hf.owner import Owner
 from residua.hf.placing import placed
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
@@ -39,13 +40,6 @@ def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in inspect.signature(forward).parameters.items() if each.kind in kinds]
     return tuple(names[2:])  # self, and the first argument
-
-
-class Owner:
-    """A way back to the backbone, whose stream may be wrapped or replaced (as peft does), that is no submodule."""
-
-    def __init__(self, backbone: Model) -> None:
-        self.backbone = backbone
 
 
 class OnStreamLayer:

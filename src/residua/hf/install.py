@@ -8,10 +8,11 @@ import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
 from residua.hf.anatomy import Class, Model, anatomy_of, probe
-from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Owner, Tap, positional
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, positional
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
+from residua.hf.owner import Owner
 from residua.registry import build
 from residua.runner import Execution
 from residua.stream import Stream

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
+from residua.hf.released.loans import lenders
 from residua.hf.storage import check_weights, load_config
 from residua.lab.common.files import Listener, Values
 from residua.lab.train import Result, train
@@ -27,6 +28,7 @@ from residua.lab.train.reproducible import device_of
 from residua.lab.train.sampler import Batch, Tokens
 from residua.lab.train.subject import Subject
 from residua.spec import parse, render
+from residua.stream import Stream
 
 MODEL = "model"
 """The folder of a run that holds the fine-tuned model, as Hugging Face saves one."""
@@ -39,7 +41,7 @@ class FinetuneConfig(Recipe):
     checkpoint: Annotated[str, "Directory of the Hugging Face model, or a hub name."] = ""
     design: Annotated[str | None, "Convert to this design first; by default the checkpoint is used as it is."] = None
     layout: Annotated[str | None, "With --design: sublayers to insert, such as swa:window=16,attn,mlp."] = None
-    freeze: Annotated[bool, "Train the added parameters only."] = False
+    freeze: Annotated[bool, "Train the parameters of the design (and inserted sublayers) only."] = False
     lr: Annotated[float, "Learning rate of the base."] = 5e-5
     residual_lr: Annotated[float | None, "Learning rate of the parameters that conversion added."] = 5e-3
     weight_decay: Annotated[
@@ -97,8 +99,9 @@ class Converted(Subject):
         self.design = design_of(self.model)
         if config.freeze and self.design == "base":
             raise ValueError("freeze leaves nothing to train in a checkpoint that was not converted; name a --design")
+        trained = of_stream(self.model)
         for name, parameter in self.model.named_parameters() if config.freeze else ():
-            parameter.requires_grad_(is_added(name))
+            parameter.requires_grad_(is_added(name) or id(parameter) in trained)
         if config.checkpointed:
             self.model.gradient_checkpointing_enable()
         self.model.train()
@@ -141,10 +144,8 @@ class Converted(Subject):
 
 
 def design_of(model: Any) -> str:
-    """The residual design of a transformers model as a spec string; `base` for one that was not converted."""
-    from residua.lab.diagnose.record import find_stream
-
-    return find_stream(model).spec if getattr(model.config, "stream", None) else "base"
+    """The residual design of a transformers model as a spec string; `base` for one on no stream of ours."""
+    return next((module.spec for module in model.modules() if isinstance(module, Stream)), "base")
 
 
 def is_added(name: str) -> bool:
@@ -152,9 +153,18 @@ def is_added(name: str) -> bool:
     return "stream" in name.split(".") or "inserted" in name.split(".")
 
 
+def of_stream(model: nn.Module) -> set[int]:
+    """The parameters of a released model that its stream uses where they lie, by identity."""
+    streams = [module for module in model.modules() if isinstance(module, Stream)]
+    return {id(parameter) for stream in streams for lender in lenders(stream) for parameter in lender.parameters()}
+
+
 def group_of(model: nn.Module) -> dict[str, str]:
-    """The optimizer group of every parameter of a transformers model, by its name."""
-    head = getattr(model, "get_output_embeddings", lambda: None)()
+    """The optimizer group of every parameter of a transformers model, by its name.
+
+    The stream of a released model was trained with the rest: it goes on at the rate of the base, without decay.
+    """
+    head, trained = getattr(model, "get_output_embeddings", lambda: None)(), of_stream(model)
     found: dict[str, str] = {}
     for path, module in model.named_modules():
         for own, parameter in module.named_parameters(recurse=False):
@@ -163,7 +173,7 @@ def group_of(model: nn.Module) -> dict[str, str]:
                 found[name] = "stream"
             elif module is head:
                 found[name] = "head"
-            elif parameter.ndim >= 2 and not isinstance(module, nn.Embedding):
+            elif parameter.ndim >= 2 and not isinstance(module, nn.Embedding) and id(parameter) not in trained:
                 found[name] = "matrices"
             else:
                 found[name] = "plain"
@@ -171,7 +181,7 @@ def group_of(model: nn.Module) -> dict[str, str]:
 
 
 def _load(config: FinetuneConfig, say: Callable[[str], None]) -> Any:
-    from transformers import AutoModelForCausalLM
+    from residua.hf.released.opening import load_causal
 
     if config.design is not None:
         from residua.hf.convert import convert
@@ -179,7 +189,7 @@ def _load(config: FinetuneConfig, say: Callable[[str], None]) -> Any:
         return convert(
             config.checkpoint, config.design, layout=config.layout, dtype=torch.float32, seed=config.seed, say=say
         )
-    return AutoModelForCausalLM.from_pretrained(config.checkpoint, dtype=torch.float32, use_safetensors=True)
+    return load_causal(config.checkpoint, dtype=torch.float32)
 
 
 def _first_broken(model: nn.Module, batches: list[Batch]) -> str:

@@ -56,7 +56,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to logits, through any residual design and any layout."""
 
-    def __init__(self, config: ModelConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, *, seed: int = 0, trained: bool = False) -> None:
+        """trained: weights are about to be loaded, so nothing is asked about how the model would start."""
         super().__init__()
         self.config, self.plan, self.execution = config, config.plan, Execution()
         self.stream = build(config.design, self.plan)
@@ -69,7 +70,8 @@ class Transformer(nn.Module):
         if again is not None and self.plan.loop is not None:
             self.begin = Again(config, again, self.plan.loop.between, self.norm)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
-        self._refuse()
+        if not trained:
+            self._refuse()
         self.initialise(seed)
 
     def forward(

@@ -16,6 +16,7 @@ from residua.streams.ddl import DDL as DDL
 from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
+from residua.streams.gated import Gated as Gated
 from residua.streams.frac import Frac as Frac
 from residua.streams.lambdas import Lambdas as Lambdas
 from residua.streams.laurel import Laurel as Laurel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,8 @@ class Projections(Part):
         size = like.to(wide).square().mean(-1, keepdim=True)
         size = size.clamp_min(torch.finfo(wide).tiny).sqrt()  # no gradient through the root of 0
         found = [like]
-        for weight, other in zip(self.parameters(), others, strict=True):
+        for k, other in enumerate(others, 1):
+            weight = getattr(self, f"stream{k}")
             out = F.linear(other.to(weight.dtype), weight).to(wide)
             own = out.square().mean(-1, keepdim=True).clamp_min(FLOOR).sqrt()
             found.append((out * size / own).to(like.dtype))
@@ -151,6 +152,7 @@ class AltUp(Stream[Streams]):
 
     paper = "arXiv 2301.13310 (as in Gemma 3n)"
     mixes = "n parallel streams, once a block"
+    released_in: ClassVar = {"Gemma 3n": "altup:ple=256,laurel=64"}
     cases = (
         "",
         "start=standard",

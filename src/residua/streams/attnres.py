@@ -44,6 +44,7 @@ class AttnRes(AttendingStream[Blocks]):
 
     paper = "arXiv 2603.15031"
     mixes = "sublayer outputs, or sums of blocks of them"
+    released_in: ClassVar = {"Kimi K3": "attnres:block=24,eps=1e-5"}
     cases = (
         "",
         "block=3",

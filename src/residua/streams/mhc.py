@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -203,6 +203,12 @@ class MHC(Stream[Tensor | Passed]):
 
     paper = "arXiv 2512.24880"
     mixes = "n parallel streams"
+    released_in: ClassVar = {
+        "DeepSeek-V4": "mhc:model=deepseek-v4",
+        "DeepSeek-V4.1": "mhc:model=deepseek-v4.1",
+        "GLM-5.3-Flash": "mhc:model=glm-5.3-flash",
+        "HY-V4": "mhc:model=hy-v4",
+    }
     conversion = Conversion(eps=True)
     cases = (
         "",
@@ -211,11 +217,10 @@ class MHC(Stream[Tensor | Passed]):
         "model=deepseek-v4",
         "model=deepseek-v4.1",
         "model=glm-5.3-flash",
-        "model=hy-v4",
+        "model=hy-v4,res=identity,init=hy-v4",
         "reads=previous,res=krom,head=mean",
         "res=lite,head=learned,init=kromhc,streams=3",
-        "res=circulant,eps=1e-3,norm_eps=1e-5,head=learned",
-        "res=identity,post=1.5",
+        "res=circulant,eps=1e-3,norm_eps=1e-5,post=1.5",
     )
 
     def __init__(

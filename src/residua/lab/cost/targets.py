@@ -10,11 +10,14 @@ from typing import Any
 
 from torch import nn
 
+from residua.extras import need
+from residua.hf.released.rows import ROWS
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.norms import LaneNorm
 from residua.model.sublayers import Heads
 from residua.model.transformer import Transformer
+from residua.registry import build
 
 PRESETS: Mapping[str, Mapping[str, int]] = {
     "demo": {"width": 64, "depth": 4, "heads": 4, "vocab": 256},
@@ -33,11 +36,24 @@ TIED = ("gemma", "smollm3")
 
 
 @dataclass(frozen=True, slots=True)
+class Foreigner:
+    """A released model, of whose layers no more than their number of parameters is known here."""
+
+    title: str
+    design: str
+    """Its own."""
+    parameters: int
+    """Of everything but the design."""
+
+
+@dataclass(frozen=True, slots=True)
 class Target:
     """A configuration and how to build it."""
 
     config: ModelConfig
     build: Callable[[ModelConfig], Transformer] = Transformer
+    foreign: Foreigner | None = None
+    """A model whose layers are not ours: only the design is counted, on a backbone of its width and depth."""
 
     def of(self, design: str) -> Target:
         """The same model with another design."""
@@ -64,10 +80,12 @@ def from_hugging_face(path: Path | str, **changes: Any) -> Target:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not JSON: {error}") from None
+    if values.get("model_type") in ROWS:
+        return released(values, **changes)
     values = values.get("text_config") or values
     kind = values.get("model_type")
     if kind not in FOREIGN:
-        raise ValueError(f"{file}: cost knows the model types {', '.join(FOREIGN)}, not {kind!r}")
+        raise ValueError(f"{file}: cost knows the model types {', '.join((*FOREIGN, *ROWS))}, not {kind!r}")
     try:
         width, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
         config = ModelConfig(
@@ -89,6 +107,24 @@ def from_hugging_face(path: Path | str, **changes: Any) -> Target:
     if head_width == width // heads and not bias:
         return Target(config)
     return Target(config, lambda chosen: Foreign(chosen, head_width, bias, output_bias=bias and kind != "qwen2"))
+
+
+def released(values: Mapping[str, Any], **changes: Any) -> Target:
+    """A released model by its `config.json`: its own design, on a backbone of ours as wide and as deep."""
+    need("hf", "transformers")
+    import torch
+    from transformers import AutoConfig
+
+    if changes.get("layout") not in (None, "attn,mlp"):
+        raise ValueError(f"{ROWS[values['model_type']].title} has its own sublayers; leave out --layout")
+    row, whole = ROWS[values["model_type"]], AutoConfig.for_model(**values)
+    config = whole.get_text_config()
+    plan = row.plan(config)
+    with torch.device("meta"):
+        stream, total = build(row.design(config), plan), sum(each.numel() for each in row.build(whole).parameters())
+    own = sum(each.numel() for each in stream.parameters())
+    shape = ModelConfig(vocab=plan.vocab, width=plan.width, depth=plan.depth, heads=1, eps=0.0)
+    return Target(shape, foreign=Foreigner(row.title, stream.spec, total - own))
 
 
 class Foreign(Transformer):

@@ -37,24 +37,30 @@ class Opened:
     def continued(self, ids: Sequence[int], tokens: int, stop: Callable[[str], bool]) -> str:
         """The likeliest text after `ids`: up to `tokens` more, or until `stop` says that the text has ended."""
         made: list[int] = []
-        for token in self._steps(torch.tensor([list(ids)]), tokens):
+        for token in self.steps(torch.tensor([list(ids)]), tokens):
             made.append(token)
             if token == self.tokenizer.end or stop(self.tokenizer.decode(made)):
                 break
         return self.tokenizer.decode([token for token in made if token != self.tokenizer.end])
 
-    def _steps(self, ids: Tensor, tokens: int) -> Iterator[int]:
-        if hasattr(self.model, "plan"):
-            from residua.model.generate import stepwise
+    def steps(self, ids: Int[Tensor, "1 t"], tokens: int, **options: Any) -> Iterator[int]:
+        """The new tokens after `ids`, one by one; options and errors are those of `residua.generate`."""
+        from residua.model.generate import stepwise
 
-            yield from (int(token) for token in stepwise(self.model, ids, tokens))  # type: ignore[arg-type]
-            return
-        with torch.inference_mode():
-            cache = None
-            for _ in range(tokens):
-                output: Any = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-                cache, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
-                yield int(ids)
+        model: Any = self.model if hasattr(self.model, "plan") else _Cached(self.model)
+        yield from (int(token) for token in stepwise(model, ids, tokens, **options))
+
+
+class _Cached:
+    """A Hugging Face model, called as ours is by what decodes: it keeps its cache itself."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.kept = model, None
+
+    def __call__(self, ids: Tensor, *, mask: Tensor | None = None, cache: object = None) -> Tensor:
+        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.kept, use_cache=True)
+        self.kept = output.past_key_values
+        return output.logits
 
 
 def open_model(path: Path | str) -> Opened:
@@ -81,11 +87,12 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
 
     config = load_config(str(folder))
     check_weights(folder)
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from residua.hf.released.opening import load_causal
+
     logging.disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval()
+    model = load_causal(str(folder), dtype=torch.float32).eval()
     if (folder / "tokenizer.json").is_file():
         tokenizer: Tokenizer = read_folder(f"hf:{folder}")
     elif run != folder and (run / "tokenizer.json").is_file():
@@ -95,4 +102,6 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
     held = model.get_input_embeddings().weight.shape[0]
     if tokenizer.end >= held:
         raise ValueError(f"{folder} has {held} ids, too few for {tokenizer.name}; put its own tokenizer.json there")
-    return Opened(model, tokenizer, design_of(model), held, getattr(config, "max_position_embeddings", None))
+    return Opened(
+        model, tokenizer, design_of(model), held, getattr(config.get_text_config(), "max_position_embeddings", None)
+    )

@@ -117,7 +117,7 @@ def load_model(out: Path | str) -> Transformer:
     found, _ = checkpoints.newest(RunFolder(Path(out)).checkpoints)
     if found is None:
         raise FileNotFoundError(f"{out} holds no checkpoint; train there first")
-    model = Transformer(ModelConfig.from_json(found.info["model"]))
+    model = Transformer(ModelConfig.from_json(found.info["model"]), trained=True)
     model.load_state_dict(found.tensors["model"])
     return model.eval()
 
