@@ -35,6 +35,12 @@ TABLE = {
     "hyper:dynamic=false": (STATIC, "no", 1, "4 slots", False),
     "mhc": (STATE, "no", 1, "4 slots", False),
     "gated": (STATE, "no", 1, "4 slots", False),
+    "lambdas": (STATIC, "no", 1, "at most 2", True),
+    "frac": (STATE, "no", 1, "4 slots", False),
+    "laurel": ("none", "no", 1, "none", False),
+    "altup": (STATE, "no", 1, "4 slots", False),
+    "lr_attnres": (KEY, "to 1", 1, "all", True),
+    "multigate": (KEY, "to 1", 1, "at most 4", True),
 }
 """Section 3.3 of the methods' table."""
 
@@ -47,6 +53,9 @@ INJECTIONS = {
     "depthswa:enter=stream": "replaces the input; the stream holds it too",
     "standard": "is the stream",
     "ddl": "rewrites the stream",
+    "lr_attnres": "replaces the input; the stream never holds it",
+    "multigate": "replaces the input; the stream holds it too",
+    "laurel": "rewrites the stream",
 }
 
 

@@ -24,7 +24,8 @@ SPECS = (
     "standard", "elc", "denseformer", "vertical", "dca", "mudd", "mudd:prepost=all", "attnres", "attnres:block=2",
     "attnres:heads=2", "delta", "delta:value_lane=true,gate=vector", "delta:centered=true", "delta:null=true",
     "delta_released:blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
-    "depthswa:enter=add,gate=alpha", "hyper", "mhc",
+    "depthswa:enter=add,gate=alpha", "hyper", "mhc", "lambdas:skips=unet", "lambdas:each=sublayer", "frac:fractions=2",
+    "laurel:weights=free", "altup:ple=3,laurel=2", "lr_attnres:block=2", "lr_attnres:key=sliced,rank=3", "multigate",
 )  # fmt: skip
 
 

@@ -14,10 +14,13 @@ EXACT = (
     "standard", "denseformer", "denseformer:dilation=2", "mudd", "mudd:prepost=all", "delta", "delta:blocks=2",
     "delta:value_lane=true", "delta:null=true", "delta:centered=true", "delta_released", "ddl",
     "ddl:channels=2,compress=token", "ddl:channels=2,expand=conv", "ddl:channels=4,compress=channel_same", "depthswa",
-    "depthswa:sources=deltas,window=2",
+    "depthswa:sources=deltas,window=2", "lambdas", "lambdas:each=sublayer,smear=true", "frac", "frac:dynamic=false",
+    "laurel", "laurel:weights=free",
 )  # fmt: skip
 CLOSE = ("dca", "dca:grn=v1", "attnres", "attnres:blocks=2", "attnres:heads=2", "attnres:window=1")
-UP_TO_EPS = ("hyper", "hyper:streams=2", "mhc", "mhc:head=learned,reads=previous")
+UP_TO_EPS = (
+    "hyper", "hyper:streams=2", "mhc", "mhc:head=learned,reads=previous", "altup", "lr_attnres", "lr_attnres:blocks=2",
+)  # fmt: skip
 
 
 def gap(model, plain):
@@ -58,6 +61,8 @@ def test_design_that_scales_the_stream_is_within_what_eps_explains(design):
         ("gated", "train it from scratch"),
         ("mhc:model=deepseek-v4", "does not start as the base network.*leave out eps"),
         ("mhc:init=hy-v4", "leave out init"),
+        ("multigate", "train it from scratch"),
+        ("lambdas:skips=unet", "does not start as the base network.*leave out skips"),
         ("delta:gate=none,blocks=2", "leave out gate, which is alpha in a conversion"),
         ("attnres:sources=states", "does not start as the base network.*leave out sources"),
         ("ddl:start=paper", "leave out start, which is standard"),

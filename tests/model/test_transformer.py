@@ -26,7 +26,8 @@ def test_designs_of_one_seed_share_their_sublayers_to_the_last_bit(design):
     own = Transformer(small(design=design), seed=5).state_dict()
     shared = {key: value for key, value in own.items() if not key.startswith("stream.")}
     assert shared.keys() == plain.keys()
-    assert all(torch.equal(value, plain[key]) for key, value in shared.items())
+    # where a design takes more channels than the width, the first are those of the stream
+    assert all(torch.equal(value[: len(plain[key])], plain[key]) for key, value in shared.items())
     other = Transformer(small(design=design), seed=6).state_dict()
     assert not torch.equal(other["embed.weight"], plain["embed.weight"])
 

@@ -25,7 +25,9 @@ class ShippedLaurel(Part):
         self.add("gain", (width,), constant(1.0))
 
     def forward(self, u: Tensor) -> Tensor:
-        low = F.linear(F.linear(u.to(self.left.dtype), self.left), self.right)
+        low = F.linear(F.linear(u.to(self.left.dtype), self.left), self.right).to(
+            self.gain.dtype
+        )  # autocast narrows it
         return u + F.rms_norm(low, low.shape[-1:], self.gain, self.eps).to(u.dtype)
 
     def write(self, x: Tensor, u: Tensor, y: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Injection(Part):
 
     def forward(self, x: Tensor, ple: Tensor) -> Tensor:
         inner = F.gelu(F.linear(x.to(self.scale.dtype) * self.scale, self.gate), approximate="tanh")
-        out = F.linear(inner * ple.to(inner.dtype), self.project)
+        out = F.linear(inner * ple.to(inner.dtype), self.project).to(self.gain.dtype)  # autocast narrows it
         return F.rms_norm(out, out.shape[-1:], self.gain, self.eps).to(x.dtype)
 
 
@@ -102,7 +102,7 @@ class Lookup(Part):
         self.add("gain", (inputs,), constant(1.0))
 
     def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-        projected = F.linear(x.to(self.project.dtype), self.project) * x.shape[-1] ** -0.5
+        projected = F.linear(x.to(self.project.dtype), self.project).to(self.gain.dtype) * x.shape[-1] ** -0.5
         projected = F.rms_norm(projected.unflatten(-1, self.shape), self.shape[-1:], self.gain, self.eps)
         known = torch.where(ids < len(self.table), ids, 0)  # a released table may be shorter than the vocabulary
         looked = F.embedding(known, self.table).unflatten(-1, self.shape) * self.shape[1] ** 0.5

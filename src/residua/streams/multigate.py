@@ -71,8 +71,8 @@ class MultiGate(Stream[tuple[Tensor, ...]]):
     mixes = "n streams: outputs, and then gated means of them"
     cases = ("", "streams=2,eps=1e-5", "streams=3,bias=-1.0", "streams=99")
     conversion = Conversion(
-        refusal="once all of its streams are there they are weighted means of outputs, and no setting of its gates "
-        "keeps the sum of all outputs"
+        refusal="once all of its streams are there they are weighted means of outputs, so that no setting of its gates "
+        "is the base network; train it from scratch"
     )
 
     def __init__(self, plan: Plan, *, streams: int = 4, bias: float | None = None, eps: float = 1e-6) -> None:
