@@ -14,4 +14,6 @@ from residua.streams.ddl import DDL as DDL
 from residua.streams.depthswa import DepthSWA as DepthSWA
 from residua.streams.hyper import Hyper as Hyper
 from residua.streams.mhc import MHC as MHC
+from residua.streams.highway import Highway as Highway
+from residua.streams.postnorm import PostNorm as PostNorm
 from residua.streams.value import Valued as Valued
