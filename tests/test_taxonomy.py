@@ -34,6 +34,8 @@ TABLE = {
     "hyper": (STATE, "no", 1, "4 slots", False),
     "hyper:dynamic=false": (STATIC, "no", 1, "4 slots", False),
     "mhc": (STATE, "no", 1, "4 slots", False),
+    "highway": ("none", "no", 1, "none", False),
+    "postnorm": ("none", "no", 1, "none", False),
 }
 """Section 3.3 of the methods' table."""
 
@@ -46,6 +48,8 @@ INJECTIONS = {
     "depthswa:enter=stream": "replaces the input; the stream holds it too",
     "standard": "is the stream",
     "ddl": "rewrites the stream",
+    "highway:form=muse": "rewrites the stream",
+    "postnorm:form=siamese": "rewrites the stream",
 }
 
 

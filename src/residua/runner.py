@@ -193,6 +193,11 @@ class Runner:
             return norm(*lanes)
 
         read = self._read(flow, site, seen)
+        if not before:  # no norm was called: what was read is what the sublayer gets
+            before = lanes = read.lanes
+            for one in self.observers:
+                lanes = one.lanes(flow.state, site, lanes)
+            read = read._replace(lanes=lanes)
         if lanes is not before:  # a design may carry what it read on to its write
             changed = {id(old): new for old, new in zip(before, lanes, strict=True)}
             read = Read(read.lanes, pytree.tree_map_only(Tensor, lambda leaf: changed.get(id(leaf), leaf), read.carry))
@@ -208,7 +213,7 @@ class Step(NamedTuple):
     state: State
     """Before the read."""
     lanes: tuple[Tensor, ...]
-    """What was read, before the norm."""
+    """What was read, before the norm; as it was read, where the design calls none."""
     read: Read
     y: Tensor | None
     """What the sublayer answered, its output alone; the head answers nothing."""
@@ -248,7 +253,7 @@ def walk(
         if isinstance(y, Tensor):
             y = _completed(runner.stream, site, y)
         after = flow if y is None else runner.write(flow, site, read, y)
-        yield Step(site, flow.state, tuple(lanes), read, y.y if isinstance(y, Answer) else y, after.state)
+        yield Step(site, flow.state, tuple(lanes) or read.lanes, read, y.y if isinstance(y, Answer) else y, after.state)
         flow = after
 
 

@@ -24,7 +24,7 @@ SPECS = (
     "standard", "elc", "denseformer", "vertical", "dca", "mudd", "mudd:prepost=all", "attnres", "attnres:block=2",
     "attnres:heads=2", "delta", "delta:value_lane=true,gate=vector", "delta:centered=true", "delta:null=true",
     "delta_released:blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
-    "depthswa:enter=add,gate=alpha", "hyper", "mhc",
+    "depthswa:enter=add,gate=alpha", "hyper", "mhc", "highway:form=muse", "postnorm", "postnorm:form=siamese",
 )  # fmt: skip
 
 
@@ -66,7 +66,9 @@ def test_record_holds_what_the_stream_applies(spec):
         if expected is not None:
             assert torch.equal(seen.weights, expected)
             assert record.weights()[site.name] is seen.weights
-        raw = torch.stack(model.stream.read(state, site, lambda *lanes: lanes).lanes)
+        given: list[torch.Tensor] = []  # to the norm, if one is called
+        read = model.stream.read(state, site, lambda *lanes, given=given: given.extend(lanes) or lanes)
+        raw = torch.stack(given or list(read.lanes))
         assert seen.summary()["stream_rms"] == pytest.approx(raw.square().mean().sqrt().item())
     json.dumps(record.summary(), allow_nan=False)
 

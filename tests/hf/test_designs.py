@@ -14,7 +14,7 @@ EXACT = (
     "standard", "denseformer", "denseformer:dilation=2", "mudd", "mudd:prepost=all", "delta", "delta:blocks=2",
     "delta:value_lane=true", "delta:null=true", "delta:centered=true", "delta_released", "ddl",
     "ddl:channels=2,compress=token", "ddl:channels=2,expand=conv", "ddl:channels=4,compress=channel_same", "depthswa",
-    "depthswa:sources=deltas,window=2",
+    "depthswa:sources=deltas,window=2", "highway", "highway:form=rezero",
 )  # fmt: skip
 CLOSE = ("dca", "dca:grn=v1", "attnres", "attnres:blocks=2", "attnres:heads=2", "attnres:window=1")
 UP_TO_EPS = ("hyper", "hyper:streams=2", "mhc")
@@ -55,6 +55,9 @@ def test_design_that_scales_the_stream_is_within_what_eps_explains(design):
     [
         ("elc", "train it from scratch"),
         ("vertical", "train it from scratch"),
+        ("postnorm:form=keel", "train it from scratch"),
+        ("highway:form=beam", "does not start as the base network.*leave out form"),
+        ("highway:start=0.5", "leave out start, which is 1.0 in a conversion"),
         ("delta:gate=none,blocks=2", "leave out gate, which is alpha in a conversion"),
         ("attnres:sources=states", "does not start as the base network.*leave out sources"),
         ("ddl:start=paper", "leave out start, which is standard"),
@@ -223,4 +226,6 @@ def test_routing_of_a_converted_model_can_be_recorded():
 
 
 def test_designs_of_the_registry_are_all_tried():
-    assert {spec.partition(":")[0] for spec in (*EXACT, *CLOSE, *UP_TO_EPS, "elc", "vertical")} == set(residua.names())
+    assert {spec.partition(":")[0] for spec in (*EXACT, *CLOSE, *UP_TO_EPS, "elc", "vertical", "postnorm")} == set(
+        residua.names()
+    )

@@ -36,7 +36,7 @@ class Sublayer(nn.Module, ABC):
     """
 
     norm: LaneNorm | NoNorm
-    out_norm: LaneNorm | None = None
+    out_norm: LaneNorm | None
 
     def __init_subclass__(cls, *, kind: str | None = None, lanes: int | None = None) -> None:
         super().__init_subclass__()
@@ -47,6 +47,7 @@ class Sublayer(nn.Module, ABC):
         if feeds not in (1, site.lanes):
             raise ValueError(f"{config.design} feeds {site.name} {feeds} lanes, but it takes 1 or {site.lanes}")
         self.site = site
+        self.out_norm = None  # here, because a class attribute would hide the module that may follow
         self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
 
     def answer(self, read: Read, context: Context) -> Tensor | Answer:

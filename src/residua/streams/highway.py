@@ -120,9 +120,9 @@ class Highway(Stream[Tensor]):
                  The next norm forgets what the stream is multiplied by, so that a sublayer fades by alpha with each one
                  after it; `postnorm:form=deepnorm` is the paper's.
                  muse: alpha h + beta N(f(norm(h))), one g a channel, beta = sigmoid(g / temperature),
-                 alpha = sqrt(max(1 - beta^2, 1e-3)): what Muse-Spark runs. N has no gain behind attention, and elsewhere
-                 one inside, N(w f), of which only the direction acts. That model also normalises its embedding, which
-                 is no business of a stream.
+                 alpha = sqrt(max(1 - beta^2, 1e-3)): what Muse-Spark runs. N has no gain behind attention, and one
+                 inside elsewhere, N(w f), of which only the direction acts. That model also normalises its embedding,
+                 which is no business of a stream.
                  beam: sqrt((t-1)/t) h + N(f(norm(h))) / sqrt(t), t = 2, 3, ... over the sublayers: what Beam runs.
     start        of a (rezero: 0), of every g (layerscale: 0.1 to 18 blocks, 1e-5 to 24, 1e-6 beyond; muse: 0).
     norm         of rezero: none (the paper), or pre for h + a f(norm(h)).
