@@ -117,12 +117,13 @@ def test_gradients_survive_a_frozen_lower_half_at_the_size_of_training(spec):
         assert_close(grouped[name], gradient, name, gradient=True)
 
 
-def test_an_observer_can_change_what_is_read():
+@pytest.mark.parametrize("spec", ["denseformer", "postnorm"])  # the second calls no norm
+def test_an_observer_can_change_what_is_read(spec):
     class Doubled(Observer):
         def lanes(self, state, site, lanes):
             return tuple(2 * lane for lane in lanes) if site.name == "l1_attn" else lanes
 
-    model = Case("denseformer").model()
+    model = Case(spec).model()
     seen = []
 
     class Seen(Observer):
@@ -133,7 +134,10 @@ def test_an_observer_can_change_what_is_read():
     with observed(model.stream, Doubled(), Seen()):
         changed = model(ids())
     assert (changed - plain).abs().max() > 1e-6
+    readers = model.plan.readers
+    assert [name for name, *_ in seen] == [site.name for site in readers]
     assert all(carry is lane for _, lane, carry in seen)  # what a design carries on follows the change
+    assert [len(step.lanes) for step in model.walk(ids())] == [1] * len(readers)
     assert torch.equal(model(ids()), plain)
 
 

@@ -41,6 +41,8 @@ TABLE = {
     "altup": (STATE, "no", 1, "4 slots", False),
     "lr_attnres": (KEY, "to 1", 1, "all", True),
     "multigate": (KEY, "to 1", 1, "at most 4", True),
+    "highway": ("none", "no", 1, "none", False),
+    "postnorm": ("none", "no", 1, "none", False),
 }
 """Section 3.3 of the methods' table."""
 
@@ -56,6 +58,8 @@ INJECTIONS = {
     "lr_attnres": "replaces the input; the stream never holds it",
     "multigate": "replaces the input; the stream holds it too",
     "laurel": "rewrites the stream",
+    "highway:form=muse": "rewrites the stream",
+    "postnorm:form=siamese": "rewrites the stream",
 }
 
 

@@ -31,6 +31,9 @@ NEARLY_SHUT = 1 / (1 + math.exp(2))
         ("mhc", "l0_attn", {"alpha_post": 0.01}),
         ("mhc:head=learned", "head", {"alpha_pre": 0.01}),
         ("ddl:start=standard", "head", {}),
+        ("highway:start=0.25", "l1_attn", {"scale": 0.25}),
+        ("highway:form=muse", "l2_mlp", {"skip": 0.75**0.5, "write": 0.5}),
+        ("highway:form=beam", "l2_mlp", {}),
     ],
 )
 def test_gates_start_where_the_design_says(spec, site, gates):

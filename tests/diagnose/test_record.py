@@ -26,6 +26,7 @@ SPECS = (
     "delta_released:blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
     "depthswa:enter=add,gate=alpha", "hyper", "mhc", "lambdas:skips=unet", "lambdas:each=sublayer", "frac:fractions=2",
     "laurel:weights=free", "altup:ple=3,laurel=2", "lr_attnres:block=2", "lr_attnres:key=sliced,rank=3", "multigate",
+    "highway:form=muse", "postnorm", "postnorm:form=siamese",
 )  # fmt: skip
 
 
@@ -67,7 +68,9 @@ def test_record_holds_what_the_stream_applies(spec):
         if expected is not None:
             assert torch.equal(seen.weights, expected)
             assert record.weights()[site.name] is seen.weights
-        raw = torch.stack(model.stream.read(state, site, lambda *lanes: lanes).lanes)
+        given: list[torch.Tensor] = []  # to the norm, if one is called
+        read = model.stream.read(state, site, lambda *lanes, given=given: given.extend(lanes) or lanes)
+        raw = torch.stack(given or list(read.lanes))
         assert seen.summary()["stream_rms"] == pytest.approx(raw.square().mean().sqrt().item())
     json.dumps(record.summary(), allow_nan=False)
 

@@ -16,6 +16,7 @@ EXACT = (
     "ddl:channels=2,compress=token", "ddl:channels=2,expand=conv", "ddl:channels=4,compress=channel_same", "depthswa",
     "depthswa:sources=deltas,window=2", "lambdas", "lambdas:each=sublayer,smear=true", "frac", "frac:dynamic=false",
     "laurel", "laurel:weights=free",
+    "highway", "highway:form=rezero",
 )  # fmt: skip
 CLOSE = ("dca", "dca:grn=v1", "attnres", "attnres:blocks=2", "attnres:heads=2", "attnres:window=1")
 UP_TO_EPS = (
@@ -63,6 +64,9 @@ def test_design_that_scales_the_stream_is_within_what_eps_explains(design):
         ("mhc:init=hy-v4", "leave out init"),
         ("multigate", "train it from scratch"),
         ("lambdas:skips=unet", "does not start as the base network.*leave out skips"),
+        ("postnorm:form=keel", "train it from scratch"),
+        ("highway:form=beam", "does not start as the base network.*leave out form"),
+        ("highway:start=0.5", "leave out start, which is 1.0 in a conversion"),
         ("delta:gate=none,blocks=2", "leave out gate, which is alpha in a conversion"),
         ("attnres:sources=states", "does not start as the base network.*leave out sources"),
         ("ddl:start=paper", "leave out start, which is standard"),

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from residua import ops
 from residua.counting.walk import Walk
 from residua.model.config import ModelConfig
+from residua.model.norms import LaneNorm
 from residua.model.transformer import Transformer
 from residua.runner import walk
 from residua.stream import State, Stream
@@ -48,12 +49,13 @@ def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
         model = Transformer(config)
     stream_flops = _stream_flops(model.stream, 2) - _stream_flops(model.stream, 1)
     sublayers = list(model.at_sites().values())  # one that runs twice costs twice
-    norms = 4 * config.width * (len(sublayers) + 1)
+    norms = [model.norm, *(norm for each in sublayers for norm in (each.norm, each.out_norm))]
+    norm_flops = 4 * config.width * sum(isinstance(norm, LaneNorm) for norm in norms)
     head = 2 * config.width * config.vocab
     return Sizes(
         parameters=sum(p.numel() for p in model.parameters()),
         stream_parameters=sum(p.numel() for p in model.stream.parameters()),
-        flops_per_token=sum(sublayer.flops(tokens) for sublayer in sublayers) + stream_flops + norms + head,
+        flops_per_token=sum(sublayer.flops(tokens) for sublayer in sublayers) + stream_flops + norm_flops + head,
         stream_flops_per_token=stream_flops,
         state_floats=state_floats(model.stream),
         cache_floats=_cache_floats(model, tokens),

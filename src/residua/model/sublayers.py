@@ -46,7 +46,8 @@ class Sublayer(nn.Module, ABC):
         super().__init__()
         if feeds not in (1, site.lanes):
             raise ValueError(f"{config.design} feeds {site.name} {feeds} lanes, but it takes 1 or {site.lanes}")
-        self.site, self.out_norm = site, None
+        self.site = site
+        self.out_norm = None  # here, because a class attribute would hide the module that may follow
         self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
 
     def answer(self, read: Read, context: Context) -> Tensor | Answer:

@@ -21,4 +21,6 @@ from residua.streams.frac import Frac as Frac
 from residua.streams.lambdas import Lambdas as Lambdas
 from residua.streams.laurel import Laurel as Laurel
 from residua.streams.altup import AltUp as AltUp
+from residua.streams.highway import Highway as Highway
+from residua.streams.postnorm import PostNorm as PostNorm
 from residua.streams.value import Valued as Valued

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from residua.plan import Plan, Site
+from residua.spec import Value
 
 Fill = Callable[[Tensor, torch.Generator | None], object]
 Place = int | tuple[EllipsisType, int]
@@ -163,3 +164,9 @@ def divides(design: str, plan: Plan, heads: int) -> None:
     """Refuse heads that do not split the width."""
     if plan.width % heads:
         raise ValueError(f"{design}: heads={heads} does not divide the width {plan.width}")
+
+
+def belongs(design: str, form: str, option: str, value: Value | None, *forms: str) -> None:
+    """Refuse an option that the chosen form does not have."""
+    if value is not None and form not in forms:
+        raise ValueError(f"{design}: {option} belongs to form={'|'.join(forms)}; form={form} has none")

@@ -1,0 +1,251 @@
+"""Highways: the five forms by hand, Beam's and Muse-Spark's against transformers' own layers, and their starts."""
+
+import math
+
+import pytest
+import torch
+from transformers.models.beam import modeling_beam as beam
+from transformers.models.muse_spark import modeling_muse_spark as muse
+
+import residua
+from residua import Plan
+from residua.testing import Case, ids
+from tests.streams.hand import BY, close, set_, trace, vector
+from tests.streams.harness import run_stream, toy_sublayers
+
+
+def rms(x):
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+def first(x):
+    """f(x) = (2 x_0, 0)."""
+    return x * vector(2, 0)
+
+
+ONE_STEP = {
+    # from (3, 4), with gains of 1 and no eps
+    "form=beam,eps=0": (3.121320, 2.828427),
+    "form=rezero": (3, 4),
+    "form=rezero,start=1.0": (9, 4),
+    "form=rezero,norm=pre,start=1.0": (4.697056, 4),
+    "start=1.0": (4.697056, 4),
+    "start=0.1": (3.169706, 4),
+    "form=deepnorm,skip=2.0": (7.697056, 8),
+}
+
+
+@pytest.mark.parametrize("by", BY)
+@pytest.mark.parametrize("options", ONE_STEP)
+def test_highway_step_by_hand(options, by):
+    stream = residua.build(f"highway:{options}", Plan.regular(2, 1, "mlp")).double()
+    out = trace(stream, vector(3, 4), [first], [rms, lambda x: x], by=by).out
+    assert close(out, ONE_STEP[options], 1e-6)
+
+
+def test_muse_mixture_by_hand():
+    """g = (.3, -.6), x = (3, 4) and a normed output of (2, -1)."""
+    stream = residua.build("highway:form=muse", Plan.regular(2, 1, "mlp")).double()
+    set_(stream, l0_mlp__gate=[0.3, -0.6])
+    assert close(stream.part(stream.plan.site("l0_mlp")).mixed(vector(3, 4), vector(2, -1)), (3.509061, 3.852277), 1e-6)
+
+
+@pytest.mark.parametrize("by", BY)
+def test_muse_gate_keeps_the_variance(by):
+    """g = 0: beta = 1/2 and alpha = sqrt(3)/2; (3, 4) and f = (2 x_0, 0), whose norm is (sqrt(2), 0)."""
+    stream = residua.build("highway:form=muse,eps=0", Plan.regular(2, 1, "mlp")).double()
+    out = trace(stream, vector(3, 4), [first], [rms, lambda x: x], by=by).out
+    assert close(out, (3 * math.sqrt(0.75) + math.sqrt(0.5), 4 * math.sqrt(0.75)))
+
+
+@pytest.mark.parametrize(("start", "skip", "write"), [(-30.0, 1, 0), (30.0, math.sqrt(1e-3), 1)])
+def test_muse_gate_at_its_ends(start, skip, write):
+    """Shut, the stream is left as it is, ReZero's start; open, a trickle of it remains."""
+    stream = residua.build(f"highway:form=muse,start={start}", Plan.regular(2, 1)).double()
+    for site in stream.plan.sites:
+        alpha, beta = stream.part(site).weights()
+        assert close(alpha, (skip, skip))
+        assert close(beta, (write, write))
+
+
+def test_only_the_direction_of_the_mlp_gain_of_muse_acts():
+    stream = residua.build("highway:form=muse,eps=0", Plan.regular(4, 1)).double()
+    attention, mlp = (stream.part(site) for site in stream.plan.sites)
+    assert [name for name, _ in attention.named_parameters()] == ["gate"]
+    h, y = torch.randn(2, 1, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    before = mlp(h, y)
+    with torch.no_grad():
+        mlp.gain.mul_(7)
+        assert close(mlp(h, y), before)
+        mlp.gain[0] = 1
+        assert not close(mlp(h, y), before, 1e-3)
+
+
+def ones(*shape, generator):
+    return 1 + 0.3 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+class Fixed(torch.nn.Module):
+    """A sublayer of our own in the place of attention or MLP."""
+
+    def __init__(self, f, several):
+        super().__init__()
+        self.f, self.several = f, several
+
+    def forward(self, x=None, hidden_states=None, **_):
+        y = self.f(x if hidden_states is None else hidden_states)
+        return (y, None) if self.several else y
+
+
+def stacked(layers, sublayers, x):
+    for place, layer in enumerate(layers):
+        layer.self_attn, layer.mlp = Fixed(sublayers[2 * place], True), Fixed(sublayers[2 * place + 1], False)
+        x = layer(x, position_embeddings=None)
+    return x
+
+
+def test_beam_is_the_released_layer():
+    """transformers' decoder layers with our sublayers in them give our stream, norms and depth weights included."""
+    generator = torch.Generator().manual_seed(0)
+    config = beam.BeamConfig(
+        hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+        intermediate_size=8, vocab_size=11, layer_types=["full_attention"] * 3, mlp_layer_types=["dense"] * 3,
+    )  # fmt: skip
+    layers = [beam.BeamDecoderLayer(config, layer).double() for layer in range(3)]
+    plan = Plan.regular(8, 3)
+    stream = residua.build(f"highway:form=beam,eps={config.rms_norm_eps}", plan).double()
+    norms = []
+    with torch.no_grad():
+        for layer in layers:
+            for name, site in (("attention", "attn"), ("feedforward", "mlp")):
+                before = layer.input_layernorm if site == "attn" else layer.pre_feedforward_layernorm
+                behind = getattr(layer, f"post_{name}_layernorm")
+                for norm in (before, behind):
+                    norm.weight.copy_(ones(8, generator=generator))
+                stream.part(plan.site(f"l{layer.attn_residual_add_idx // 2 - 1}_{site}")).norm.gain.copy_(behind.weight)
+                norms.append(before)
+    sublayers = toy_sublayers(plan, generator)
+    x = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    ours = run_stream(stream, x, sublayers, [*norms, lambda one: one])
+    # that norm computes in float32 whatever it is given
+    assert (ours - stacked(layers, sublayers, x)).abs().max() < 1e-5
+
+
+def test_muse_is_the_released_layer():
+    generator = torch.Generator().manual_seed(0)
+    config = muse.MuseSparkTextConfig(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=4,
+        intermediate_size=8, vocab_size=11, layer_types=["full_attention"] * 2, mlp_layer_types=["dense"] * 2,
+    )  # fmt: skip
+    layers = [muse.MuseSparkTextDecoderLayer(config, layer).double() for layer in range(2)]
+    plan = Plan.regular(8, 2)
+    released = f"temperature={config.residual_gate_temperature},eps={config.post_norm_eps}"
+    assert released == "temperature=0.3,eps=1e-08"
+    stream = residua.build("highway:form=muse", plan).double()
+    norms = []
+    with torch.no_grad():
+        for place, layer in enumerate(layers):
+            attention, mlp = (stream.part(site) for site in plan.block(place))
+            for ours, gate in (
+                (attention, layer.post_attention_residual_gate),
+                (mlp, layer.post_feedforward_residual_gate),
+            ):
+                gate.gate.copy_(0.5 * torch.randn(8, generator=generator, dtype=torch.float64))
+                ours.gate.copy_(gate.gate)
+            for norm in (layer.input_layernorm, layer.pre_feedforward_layernorm, layer.post_feedforward_layernorm):
+                norm.weight.copy_(ones(8, generator=generator) - 1)
+            mlp.gain.copy_(1 + layer.post_feedforward_layernorm.weight)
+            norms += [layer.input_layernorm, layer.pre_feedforward_layernorm]
+    sublayers = toy_sublayers(plan, generator)
+    x = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    ours = run_stream(stream, x, sublayers, [*norms, lambda one: one])
+    # those norms compute in float32 whatever they are given
+    assert (ours - stacked(layers, sublayers, x)).abs().max() < 1e-5
+
+
+def test_muse_gate_is_the_released_one_to_the_last_bits():
+    config = muse.MuseSparkTextConfig(hidden_size=8, num_attention_heads=2)
+    gate = muse.MuseSparkResidualGate(config).double()
+    stream = residua.build("highway:form=muse", Plan.regular(8, 1)).double()
+    part = stream.part(stream.plan.site("l0_attn"))
+    values = torch.linspace(-6, 6, 8, dtype=torch.float64)  # into the clamp at the upper end
+    h, y = torch.randn(2, 1, 3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        gate.gate.copy_(values)
+        part.gate.copy_(values)
+        assert close(part.mixed(h, y), gate(h, y), 1e-15)
+
+
+@pytest.mark.parametrize(("depth", "start"), [(18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+def test_layerscale_starts_by_depth(depth, start):
+    stream = residua.build("highway", Plan.regular(2, depth))
+    assert {value for p in stream.parameters() for value in p.tolist()} == {torch.tensor(start).item()}
+
+
+def test_beam_weights_keep_the_variance_of_independent_terms():
+    """After t - 1 sublayers every term, the embedding included, weighs 1 / sqrt(t)."""
+    plan = Plan.regular(2, 4)
+    stream = residua.build("highway:form=beam,eps=0", plan).double()
+    outputs = [vector(math.sqrt(2), 0)] * 8  # of RMS 1
+    out = trace(stream, vector(0, 1), [lambda x, y=y: y for y in outputs]).out
+    assert close(out, (8 * math.sqrt(2) / 3, 1 / 3))
+
+
+@pytest.mark.parametrize("spec", ["highway", "highway:form=rezero", "highway:form=rezero,norm=pre"])
+def test_highway_enters_a_trained_network_as_it_is(spec):
+    """With the options of a conversion, not one bit differs from the standard network."""
+    name, options = residua.spec.parse(spec)
+    entered = residua.design(name).entering(options)
+    model = Case(residua.spec.render(name, entered)).model(moved=False)
+    assert model.stream.starts == "standard"
+    assert torch.equal(model(ids()), Case("standard").model(moved=False)(ids()))
+
+
+def test_rezero_has_no_norms_but_the_last():
+    model = Case("highway:form=rezero").model(moved=False)
+    assert [name for name, _ in model.named_parameters() if "norm" in name] == ["norm.weight"]
+    expected = model.logits(model.norm(model.embed(ids()))[0])
+    assert torch.equal(model(ids()), expected)
+
+
+@pytest.mark.parametrize(("form", "count"), [
+    ("layerscale", 24 * 8), ("rezero", 24), ("deepnorm", 0), ("beam", 24 * 8), ("muse", 24 * 8 + 12 * 8),
+])  # fmt: skip
+def test_highway_parameter_count(form, count):
+    stream = residua.build(f"highway:form={form}", Plan.regular(8, 12))
+    assert sum(p.numel() for p in stream.parameters()) == count
+
+
+def test_deepnorm_skip_fades_what_came_before():
+    """Behind a norm, alpha h + f is h + f / alpha: the first of two sublayers weighs 1 / alpha of the second."""
+    stream = residua.build("highway:form=deepnorm,skip=2.0", Plan.regular(2, 1)).double()
+    out = trace(stream, vector(0, 0), [lambda x: vector(1, 0), lambda x: vector(0, 1)]).out
+    assert close(out, (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "cure"),
+    [
+        ("highway:form=highway", ValueError, "form takes layerscale|rezero|deepnorm|muse|beam"),
+        ("highway:form=beam,start=1.0", ValueError, "start belongs to form=layerscale|rezero|muse; form=beam has none"),
+        ("highway:norm=pre", ValueError, "norm belongs to form=rezero"),
+        ("highway:skip=2.0", ValueError, "skip belongs to form=deepnorm"),
+        ("highway:form=beam,temperature=1.0", ValueError, "temperature belongs to form=muse"),
+        ("highway:eps=1e-6", ValueError, "eps belongs to form=muse|beam"),
+        ("highway:form=muse,temperature=0", ValueError, "temperature must be above 0"),
+        ("highway:form=deepnorm,skip=1.0", ValueError, "a skip of 1 is the standard stream"),
+        ("highway:forms=muse", TypeError, "did you mean 'form'"),
+    ],
+)
+def test_highway_refusal_names_the_cure(spec, error, cure):
+    with pytest.raises(error) as caught:
+        residua.build(spec, Plan.regular(2, 2))
+    assert cure in str(caught.value)
+
+
+def test_highway_refuses_a_skip_that_leaves_float32():
+    with pytest.raises(ValueError, match="past float32; use postnorm:form=deepnorm") as caught:
+        residua.build("highway:form=deepnorm", Plan.regular(2, 24))
+    assert "skip=2.37 or less" in str(caught.value)
+    residua.build("highway:form=deepnorm,skip=2.37", Plan.regular(2, 24))
+    residua.build("highway:form=deepnorm", Plan.regular(2, 20))
