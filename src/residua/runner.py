@@ -220,7 +220,7 @@ class Step(NamedTuple):
     state: State
     """Before the read."""
     lanes: tuple[Tensor, ...]
-    """What was read, before the norm."""
+    """What was read, before the norm; as it was read, where the design calls none."""
     read: Read
     y: Tensor | None
     """What the sublayer answered, its output alone; the head answers nothing."""
@@ -260,7 +260,7 @@ def walk(
         if isinstance(y, Tensor):
             y = _completed(runner.stream, site, y)
         after = flow if y is None else runner.write(flow, site, read, y)
-        yield Step(site, flow.state, tuple(lanes), read, y.y if isinstance(y, Answer) else y, after.state)
+        yield Step(site, flow.state, tuple(lanes) or read.lanes, read, y.y if isinstance(y, Answer) else y, after.state)
         flow = after
 
 
