@@ -34,7 +34,7 @@ TABLE = {
     "hyper": (STATE, "no", 1, "4 slots", False),
     "hyper:dynamic=false": (STATIC, "no", 1, "4 slots", False),
     "mhc": (STATE, "no", 1, "4 slots", False),
-    "gated": (STATE, "no", 1, "4 slots", False),
+    "gated": (STATE, "to at most 1", 1, "4 slots", False),
     "lambdas": (STATIC, "no", 1, "at most 2", True),
     "frac": (STATE, "no", 1, "4 slots", False),
     "laurel": ("none", "no", 1, "none", False),

@@ -86,8 +86,8 @@ def build(spec: Spec, plan: Plan) -> Stream:
     own = options_of(design(name))  # `ddl` has a `value` too, of other words
     worn = {
         key: options.pop(key)
-        for key in _wrappers
-        if key in options and not (key in own and options[key] in own[key].choices)
+        for key, wrapper in _wrappers.items()
+        if key in options and (key not in own or options[key] in options_of(wrapper)[key].choices)
     }
     stream: Stream = design(name)(plan, **options)
     for key, value in worn.items():
