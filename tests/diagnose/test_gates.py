@@ -30,6 +30,11 @@ NEARLY_SHUT = 1 / (1 + math.exp(2))
         ("mhc", "l1_attn", {"alpha_pre": 0.01, "alpha_post": 0.01, "alpha_res": 0.01}),
         ("mhc", "l0_attn", {"alpha_post": 0.01}),
         ("ddl:start=standard", "head", {}),
+        ("lambdas", "l1_attn", {"resid": 1.0, "x0": 0.0}),
+        ("lambdas:init=released", "head", {"backout": 0.2}),
+        ("frac", "l1_attn", {"s_alpha": 0.01, "s_beta": 0.01}),
+        ("laurel:weights=softmax", "l1_mlp", {"low_rank": 0.0, "alpha": 0.5, "beta": 0.5}),
+        ("multigate:streams=2,bias=0.0", "l1_attn", {"gate": 0.5}),
     ],
 )
 def test_gates_start_where_the_design_says(spec, site, gates):
