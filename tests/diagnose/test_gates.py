@@ -34,6 +34,11 @@ NEARLY_SHUT = 1 / (1 + math.exp(2))
         ("highway:start=0.25", "l1_attn", {"scale": 0.25}),
         ("highway:form=muse", "l2_mlp", {"skip": 0.75**0.5, "write": 0.5}),
         ("highway:form=beam", "l2_mlp", {}),
+        ("lambdas", "l1_attn", {"resid": 1.0, "x0": 0.0}),
+        ("lambdas:init=released", "head", {"backout": 0.2}),
+        ("frac", "l1_attn", {"s_alpha": 0.01, "s_beta": 0.01}),
+        ("laurel:weights=softmax", "l1_mlp", {"low_rank": 0.0, "alpha": 0.5, "beta": 0.5}),
+        ("multigate:streams=2,bias=0.0", "l1_attn", {"gate": 0.5}),
     ],
 )
 def test_gates_start_where_the_design_says(spec, site, gates):
