@@ -6,7 +6,7 @@ SETUP := $(PYTHON) tools/setup
 BIN := .venv/bin
 
 # Two workers on one thread each; strict: a fallback or a skipped requirement is an error, not a shrug.
-PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

@@ -6,16 +6,31 @@ import sys
 
 import pytest
 
+from residua.cli import main
 from residua.lab.bench import record
 
-pytestmark = pytest.mark.slow  # processes of their own, whose allocator is set at their start
+pytestmark = pytest.mark.slow
 
 
 def bench(*arguments, check=True):
+    """The command in a process of its own, which starts itself again with its allocator set."""
     code = "from residua.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, "bench", *arguments], capture_output=True, text=True, check=check
     )
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The command in this process, as it is: exit code, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["residua", "bench", *arguments, "--as-is"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
 
 
 def test_ops_are_measured_and_recorded(tmp_path):
@@ -46,9 +61,10 @@ def test_ops_are_measured_and_recorded(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_kinds_print_json(arguments, kind, keys):
-    ran = bench(*arguments, "--seconds", "0.05", "--json")
-    assert keys <= json.loads(ran.stdout)[kind].keys()
+def test_kinds_print_json(arguments, kind, keys, here):
+    code, out, error = here(*arguments, "--seconds", "0.05", "--json")
+    assert code == 0, error
+    assert keys <= json.loads(out)[kind].keys()
 
 
 @pytest.mark.parametrize(
@@ -62,10 +78,18 @@ def test_kinds_print_json(arguments, kind, keys):
         (("ops", "--threads", "0"), "at least 1"),
     ],
 )
-def test_wrong_input_is_one_line(arguments, said):
-    ran = bench(*arguments, check=False)
+def test_wrong_input_is_one_line(arguments, said, here):
+    code, _, error = here(*arguments)
+    assert code == 2
+    assert said in error
+    assert "Traceback" not in error
+    assert error.splitlines()[-1].startswith("residua: ")
+
+
+def test_wrong_input_is_one_line_from_the_process_that_measures():
+    ran = bench("ops", "--op", "nothing", check=False)
     assert ran.returncode == 2
-    assert said in ran.stderr
+    assert "no op 'nothing'" in ran.stderr
     assert "Traceback" not in ran.stderr
 
 

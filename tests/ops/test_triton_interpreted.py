@@ -1,10 +1,11 @@
-"""The Triton kernels equal their references: `triton_<op>.py`, run in a process of its own.
+"""The Triton kernels equal their references: every `triton_<op>.py`, run in one process of their own.
 
 TRITON_INTERPRET must be set before triton is imported, and would follow every later test of this process. Where there
 is a GPU the same tests run on it, compiled.
 """
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -21,24 +22,15 @@ CASES = sorted(file.stem for file in HERE.glob("triton_*.py") if file.stem != "t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", CASES)
-def test_triton_kernels_equal_their_reference(cases):
+def test_triton_kernels_equal_their_reference():
     pytest.importorskip("triton")
     environment = os.environ | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"})
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        str(HERE / f"{cases}.py"),
-    ]
+    files = [str(HERE / f"{cases}.py") for cases in CASES]
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=HERE.parent.parent)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    for cases in CASES:
+        assert re.search(rf"{cases}\.py::.* PASSED", done.stdout), f"nothing ran of {cases}"
 
 
 def test_every_triton_kernel_has_cases():

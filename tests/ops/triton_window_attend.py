@@ -28,18 +28,24 @@ def at(*positions):
     return torch.tensor(positions, device=DEVICE)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("mode", ["sliding", "local"])
-def test_triton_window_attend_equals_reference(mode, causal, dtype):
+def test_triton_window_attend_equals_reference(mode, causal):
     """75 tokens are 3 blocks in float32: the middle one reaches into one or both neighbours."""
-    agree(attention(mode=mode, causal=causal), *tensors(75, dtype=dtype))
+    agree(attention(mode=mode, causal=causal), *tensors(75))
+
+
+@pytest.mark.parametrize("dtype", [one for one in TYPES if one != torch.float32], ids=str)
+@pytest.mark.parametrize(("mode", "causal"), [("sliding", True), ("local", False)])
+def test_triton_window_attend_of_every_type_equals_reference(mode, causal, dtype):
+    """One head, because the interpreter takes its time for each, and a type changes nothing between heads."""
+    agree(attention(mode=mode, causal=causal), *tensors(75, heads=1, dtype=dtype))
 
 
 @pytest.mark.parametrize("window", [2, 40, 200])
 @pytest.mark.parametrize("mode", ["sliding", "local"])
 def test_triton_window_attend_any_window(mode, window):
-    agree(attention(mode=mode, window=window), *tensors(70))
+    agree(attention(mode=mode, window=window), *tensors(70, heads=1))
 
 
 @pytest.mark.parametrize("mode", ["sliding", "local"])

@@ -8,7 +8,7 @@ a token needs. `residua.lab.cost` counts every step of every function, and memor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,21 +22,49 @@ from residua.runner import walk
 from residua.stream import State, Stream
 
 
-@dataclass(frozen=True, slots=True)
 class Sizes:
-    """Counts for one configuration and sequence length. A multiplication and an addition are two operations."""
+    """Counts for one model and sequence length, each made when it is first asked for. A multiplication and an addition
+    are two operations."""
 
-    parameters: int
-    stream_parameters: int
-    """Those of the residual design."""
-    flops_per_token: float
-    """One forward, head included."""
-    stream_flops_per_token: float
-    """The design's own reads and writes."""
-    state_floats: Mapping[str, int]
-    """Numbers per token in the state after each site's write: what a pipeline cut there sends."""
-    cache_floats: int
-    """Numbers per sequence that decoding keeps after `tokens` tokens: keys, values, windows, tails, past."""
+    def __init__(self, model: Transformer, tokens: int) -> None:
+        """model: on the meta device, or any other: only shapes are looked at."""
+        self._model, self._tokens = model, tokens
+
+    @cached_property
+    def parameters(self) -> int:
+        """All of them."""
+        return sum(p.numel() for p in self._model.parameters())
+
+    @cached_property
+    def stream_parameters(self) -> int:
+        """Those of the residual design."""
+        return sum(p.numel() for p in self._model.stream.parameters())
+
+    @cached_property
+    def flops_per_token(self) -> float:
+        """One forward, head included."""
+        model, config = self._model, self._model.config
+        sublayers = list(model.at_sites().values())  # one that runs twice costs twice
+        norms = [model.norm, *(norm for each in sublayers for norm in (each.norm, each.out_norm))]
+        norm_flops = 4 * config.width * sum(isinstance(norm, LaneNorm) for norm in norms)
+        head = 2 * config.width * config.vocab
+        of_sublayers = sum(sublayer.flops(self._tokens) for sublayer in sublayers)
+        return of_sublayers + self.stream_flops_per_token + norm_flops + head
+
+    @cached_property
+    def stream_flops_per_token(self) -> float:
+        """The design's own reads and writes."""
+        return _stream_flops(self._model.stream, 2) - _stream_flops(self._model.stream, 1)
+
+    @cached_property
+    def state_floats(self) -> Mapping[str, int]:
+        """Numbers per token in the state after each site's write: what a pipeline cut there sends."""
+        return state_floats(self._model.stream)
+
+    @cached_property
+    def cache_floats(self) -> int:
+        """Numbers per sequence that decoding keeps after `tokens` tokens: keys, values, windows, tails, past."""
+        return _cache_floats(self._model, self._tokens)
 
     def state_bytes(self, dtype: torch.dtype = torch.float32) -> dict[str, int]:
         """`state_floats` in bytes."""
@@ -46,20 +74,7 @@ class Sizes:
 def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
     """Count a configuration at a sequence length."""
     with torch.device("meta"):
-        model = Transformer(config)
-    stream_flops = _stream_flops(model.stream, 2) - _stream_flops(model.stream, 1)
-    sublayers = list(model.at_sites().values())  # one that runs twice costs twice
-    norms = [model.norm, *(norm for each in sublayers for norm in (each.norm, each.out_norm))]
-    norm_flops = 4 * config.width * sum(isinstance(norm, LaneNorm) for norm in norms)
-    head = 2 * config.width * config.vocab
-    return Sizes(
-        parameters=sum(p.numel() for p in model.parameters()),
-        stream_parameters=sum(p.numel() for p in model.stream.parameters()),
-        flops_per_token=sum(sublayer.flops(tokens) for sublayer in sublayers) + stream_flops + norm_flops + head,
-        stream_flops_per_token=stream_flops,
-        state_floats=state_floats(model.stream),
-        cache_floats=_cache_floats(model, tokens),
-    )
+        return Sizes(Transformer(config), tokens)
 
 
 def state_floats(stream: Stream) -> dict[str, int]:
