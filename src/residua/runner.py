@@ -185,19 +185,16 @@ class Runner:
         before: tuple[Tensor, ...] = ()
         lanes: tuple[Tensor, ...] = ()
 
-        def seen(*raw: Tensor) -> tuple[Tensor, ...]:
+        def seen(raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             nonlocal before, lanes
             before = lanes = raw
             for one in self.observers:
                 lanes = one.lanes(flow.state, site, lanes)
-            return norm(*lanes)
+            return lanes
 
-        read = self._read(flow, site, seen)
+        read = self._read(flow, site, lambda *raw: norm(*seen(raw)))
         if not before:  # no norm was called: what was read is what the sublayer gets
-            before = lanes = read.lanes
-            for one in self.observers:
-                lanes = one.lanes(flow.state, site, lanes)
-            read = read._replace(lanes=lanes)
+            read = read._replace(lanes=seen(read.lanes))
         if lanes is not before:  # a design may carry what it read on to its write
             changed = {id(old): new for old, new in zip(before, lanes, strict=True)}
             read = Read(read.lanes, pytree.tree_map_only(Tensor, lambda leaf: changed.get(id(leaf), leaf), read.carry))
