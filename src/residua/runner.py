@@ -186,25 +186,20 @@ class Runner:
             return Flow(state)
         return Flow(*self.groups.onward(state, flow.ahead, site))
 
-    def _shown(self, flow: Flow, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """What a site reads, as the observers let it."""
-        for one in self.observers:
-            lanes = one.lanes(flow.state, site, lanes)
-        return lanes
-
     def _watched(self, flow: Flow, site: Site, norm: Norm) -> Read:
         before: tuple[Tensor, ...] = ()
         lanes: tuple[Tensor, ...] = ()
 
-        def seen(*raw: Tensor) -> tuple[Tensor, ...]:
+        def seen(raw: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             nonlocal before, lanes
-            before, lanes = raw, self._shown(flow, site, raw)
-            return norm(*lanes)
+            before = lanes = raw
+            for one in self.observers:
+                lanes = one.lanes(flow.state, site, lanes)
+            return lanes
 
-        read = self._read(flow, site, seen)
-        if not self.stream.takes_norm(site):  # what it read is normalised already
-            before, lanes = read.lanes, self._shown(flow, site, read.lanes)
-            read = read._replace(lanes=lanes)
+        read = self._read(flow, site, lambda *raw: norm(*seen(raw)))
+        if not before:  # no norm was called: what was read is what the sublayer gets
+            read = read._replace(lanes=seen(read.lanes))
         if lanes is not before:  # a design may carry what it read on to its write
             changed = {id(old): new for old, new in zip(before, lanes, strict=True)}
             read = Read(read.lanes, pytree.tree_map_only(Tensor, lambda leaf: changed.get(id(leaf), leaf), read.carry))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -23,6 +24,9 @@ def matched_mlp_width(config: TrainConfig, goal: TrainConfig, match: Literal["pa
         return _cost(replace(config.model(VOCAB), mlp_width=mlp_width), config.context, match)
 
     low, high = 1, 64 * config.width
+    straight = 1 + math.ceil((wanted - cost(1)) / (cost(2) - cost(1)))  # the cost of MLPs is linear in their width
+    if low < straight <= high and cost(straight - 1) < wanted <= cost(straight):
+        low = high = straight
     while low < high:  # cost grows with the width: bisect for the first at or above the goal
         middle = (low + high) // 2
         if cost(middle) >= wanted:
