@@ -164,6 +164,46 @@ def test_released_generation_is_theirs(kind):
     assert torch.equal(theirs, ours)
 
 
+@kinds
+def test_released_layers_may_be_offloaded(kind, tmp_path):
+    """A layer and what stands behind the layers live on disk, and are brought in as they run."""
+    plain = released(kind)
+    plain.save_pretrained(tmp_path)
+    backbone = next(name for name, module in plain.named_modules() if hasattr(module, "layers"))
+    named = dict(plain.named_modules())
+    above = ["", *(backbone.rsplit(".", up)[0] for up in range(backbone.count(".") + 1))]
+    spread = {f"{path}.{name}".lstrip("."): "cpu" for path in above for name, _ in named[path].named_children()}
+    places = {name: where for name, where in spread.items() if name not in (*above, f"{backbone}.layers")}
+    places |= {f"{backbone}.layers.{layer}": "cpu" for layer in range(len(named[backbone].layers))}
+    for name in ("layers.1", "hc_head", "hyper_connection_mixer", "altup_unembed_projections", "norm"):
+        if f"{backbone}.{name}" in named:
+            places[f"{backbone}.{name}"] = "disk"
+    model = open_released(tmp_path, device_map=places, offload_folder=str(tmp_path / "off"))
+    stream = find_stream(model)
+    assert any(parameter.device.type == "meta" for lender in lenders(stream) for parameter in lender.parameters())
+    with torch.no_grad(), record_routing(model) as record:
+        ours = model(input_ids=IDS, use_cache=False).logits
+        assert gap(ours, plain(input_ids=IDS, use_cache=False).logits) < BOUND[torch.float32]
+    assert record.forwards == 1
+
+
+def test_released_model_compiles_to_one_graph():
+    """Gemma 3n does so by itself; the others choose experts by what they compute."""
+    model = open_released(released("gemma3n"))
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="eager", fullgraph=True)(input_ids=IDS, use_cache=False).logits
+        assert gap(compiled, model(input_ids=IDS, use_cache=False).logits) < BOUND[torch.float32]
+
+
+def test_a_class_that_transformers_lacks_is_named(tmp_path, monkeypatch):
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    (tmp_path / "config.json").write_text('{"model_type": "hy_v4"}')
+    monkeypatch.setattr(type(CONFIG_MAPPING), "__contains__", lambda self, key: key != "hy_v4")
+    with pytest.raises(ValueError, match="has no class for hy_v4; install a newer release"):
+        open_released(tmp_path)
+
+
 def test_opened_twice_or_unknown_is_refused():
     model = open_released(released("deepseek_v4"))
     with pytest.raises(ValueError, match="on a stream of residua already"):

@@ -25,6 +25,12 @@ LAST = "residua_last"
 """The keyword that brings the last layer's streams back to the backbone."""
 
 
+class Last:
+    """The streams that the newest layer of one forward left. (No list: what places layers on devices copies lists.)"""
+
+    hidden_states: Tensor
+
+
 class First:
     """[n b t d]."""
 
@@ -55,7 +61,7 @@ class GemmaLayer(OnReleased):
         per_layer_input: Tensor | None = None,
         **kwargs: Argument,
     ) -> Tensor:
-        last = kwargs.pop(LAST)
+        last: Last = kwargs.pop(LAST)
         assert per_layer_input is not None  # the backbone makes one for every layer
         walk = self.walk(hidden_states, First().enter(hidden_states, (per_layer_input,)))
 
@@ -65,8 +71,8 @@ class GemmaLayer(OnReleased):
 
         walk.through(self.input_layernorm, attend)
         walk.through(self.pre_feedforward_layernorm, lambda x: self.post_feedforward_layernorm(self.mlp(x)))
-        last[:] = [walk.hidden_states]
-        return last[0]
+        last.hidden_states = walk.hidden_states
+        return last.hidden_states
 
 
 class GemmaBackbone(OnReleased):
@@ -75,9 +81,9 @@ class GemmaBackbone(OnReleased):
     norm: Model
 
     def forward(self, *args: Argument, **kwargs: Argument) -> Argument:
-        last: list[Tensor] = []
+        last = Last()
         output = super().forward(*args, **kwargs, **{LAST: last})  # type: ignore[misc]
-        x = head_read(self, last[0], self.norm)
+        x = head_read(self, last.hidden_states, self.norm)
         if isinstance(output, tuple):
             return (x, *output[1:])
         output.last_hidden_state = x

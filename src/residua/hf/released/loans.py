@@ -27,8 +27,17 @@ class Loan:
     view: Callable[[Model], Tensor]
 
     def tensor(self) -> Tensor:
-        """As it is now; gradients flow to the lender."""
-        return self.view(self.lender)
+        """As it is now; gradients flow to the lender. One that is offloaded is brought in, as accelerate would for its
+        own forward."""
+        hook = self.lender.__dict__.get(
+            "_hf_hook"
+        )  # a module's own attribute: asking for a missing one by name is slow
+        if hook is None or not getattr(hook, "offload", False):
+            return self.view(self.lender)
+        from accelerate.utils import align_module_device
+
+        with align_module_device(self.lender):
+            return self.view(self.lender)
 
 
 def weight(module: Model) -> Tensor:

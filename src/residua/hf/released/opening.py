@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from residua.hf.anatomy import Class, Config, Model
+from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.made import made
 from residua.hf.owner import Owner
 from residua.hf.released.kimi import is_kimi
@@ -22,19 +22,21 @@ from residua.hf.released.rows import ROWS, Row
 from residua.hf.released.walking import Shape
 from residua.hf.storage import check_weights, load_config, model_type
 from residua.registry import build
+from residua.runner import Execution
 from residua.stream import Stream
 
 
-def open_released(model: Model, *, dtype: torch.dtype | str = "auto", revision: str | None = None) -> Model:
+def open_released(model: Model, *, dtype: torch.dtype | str = "auto", **loading: Argument) -> Model:
     """The model on its stream as our design; the same logits.
 
-    model:  a transformers model, which is changed and returned; or a directory or hub name to load.
-    dtype:  of a model that is loaded; "auto" is the checkpoint's own.
+    model:    a transformers model, which is changed and returned; or a directory or hub name to load.
+    dtype:    of a model that is loaded; "auto" is the checkpoint's own.
+    loading:  passed on to `from_pretrained`, such as device_map or revision.
 
     Raises ValueError for a model type whose stream is none of our designs.
     """
     if isinstance(model, str | Path):
-        model = _load(str(model), dtype, revision)
+        model = _load(str(model), dtype=dtype, **loading)
     if any(isinstance(module, Stream) for module in model.modules()):
         raise ValueError("this model is on a stream of residua already")
     install(model)
@@ -45,7 +47,7 @@ def load_causal(source: str, *, dtype: torch.dtype | str = "auto") -> Model:
     """A causal language model from a directory or the hub: on its stream where that is one of ours, else as it is."""
     from transformers import AutoModelForCausalLM
 
-    _refuse_kimi(source)
+    _refuse(source)
     if str(load_config(source).model_type) in ROWS:
         return open_released(source, dtype=dtype)
     return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
@@ -71,7 +73,6 @@ def install(model: Model) -> None:
     """Put a live model on its stream."""
     row = row_of(model.config)
     config, backbone = model.config.get_text_config(), find_backbone(model, row)
-    _refuse(model, backbone)
     plan = row.plan(config)
     with torch.device("meta"):
         stream = build(row.design(config), plan)
@@ -84,7 +85,7 @@ def install(model: Model) -> None:
         _put(getattr(backbone, name), mixin, owner, shape)
     if row.backbone is not None:
         _put_backbone(backbone, row.backbone, owner, shape)
-    backbone.stream = stream.train(backbone.training)
+    backbone.stream, backbone.execution = stream.train(backbone.training), Execution()
 
 
 def find_backbone(model: nn.Module, row: Row) -> Model:
@@ -99,11 +100,11 @@ def find_backbone(model: nn.Module, row: Row) -> Model:
     )
 
 
-def _load(source: str, dtype: torch.dtype | str, revision: str | None) -> Model:
+def _load(source: str, **loading: Argument) -> Model:
     import transformers
 
-    _refuse_kimi(source)
-    config = load_config(source, revision=revision)
+    _refuse(source)
+    config = load_config(source, revision=loading.get("revision"))
     row_of(config)
     if Path(source).is_dir():
         check_weights(Path(source))
@@ -112,30 +113,38 @@ def _load(source: str, dtype: torch.dtype | str, revision: str | None) -> Model:
             break
     else:
         raise ValueError(f"{source}: config.json names no class of transformers in `architectures`")
-    return found.from_pretrained(
-        source, dtype=dtype, revision=revision or "main", use_safetensors=True, trust_remote_code=False
-    ).eval()
+    return found.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **loading).eval()
 
 
-def _refuse_kimi(source: str) -> None:
-    """Kimi K3, which transformers has no class for."""
-    file = Path(source) / "config.json"
-    if file.is_file() and is_kimi(json.loads(file.read_text())):
+def _refuse(source: str) -> None:
+    """What the installed transformers has no class for."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    folder = Path(source)
+    if not (folder / "config.json").is_file():
+        return
+    kind = model_type(folder)
+    if kind in ROWS and kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{source}: transformers {transformers.__version__} has no class for {kind}; install a newer release"
+        )
+    if is_kimi(json.loads((folder / "config.json").read_text())):
         raise ValueError(
             f"{source}: Kimi K3 has no class in transformers, and no other model takes its layers; its stream alone "
             "opens with residua.hf.released.kimi.open_stream"
         )
 
 
-def _refuse(model: Model, backbone: Model) -> None:
-    """A model whose stream cannot be computed from its parameters where they lie."""
-    if any(parameter.device.type == "meta" for parameter in backbone.parameters()):
-        raise ValueError("a model whose weights are offloaded cannot be opened; load it without offloading")
-
-
 def _put(module: Model, mixin: Class, owner: Owner, shape: Shape) -> Model:
     """Swap the class of a module for a subclass with the mixin before it."""
+    if "forward" in module.__dict__ and "_old_forward" not in module.__dict__:
+        raise ValueError(
+            f"the forward of {type(module).__name__} was replaced, and ours would never run; open it first"
+        )
     module.__class__ = _on_stream(module.__class__, mixin)
+    if "_old_forward" in module.__dict__:  # what the hooks of accelerate call
+        module._old_forward = module.__class__.forward.__get__(module)
     module.owner, module.shape = owner, shape
     return module
 

@@ -18,7 +18,7 @@ from residua.hf.anatomy import Argument
 from residua.hf.owner import Owner
 from residua.plan import Site
 from residua.runner import Flow, Runner
-from residua.stream import State, Stream
+from residua.stream import State
 
 
 class Shape(Protocol):
@@ -38,10 +38,10 @@ class Walk:
     """The sites of one layer, one after another."""
 
     def __init__(
-        self, stream: Stream, sites: tuple[Site, ...], shape: Shape, hidden_states: Tensor, state: State = None
+        self, runner: Runner, sites: tuple[Site, ...], shape: Shape, hidden_states: Tensor, state: State = None
     ) -> None:
         """state: that of the first site, where the model has made it already; by default the stream opens it."""
-        self.runner, self.shape, self.sites = Runner(stream, blockwise=True), shape, iter(sites)
+        self.runner, self.shape, self.sites = runner, shape, iter(sites)
         first = not sites[0].index
         if first and state is None:
             self.flow = self.runner.open(shape.embedding(hidden_states))
@@ -80,7 +80,12 @@ class OnReleased:
 
     def walk(self, hidden_states: Tensor, state: State = None) -> Walk:
         """The sites of this layer, on the stream of the model."""
-        return Walk(self.owner.backbone.stream, self.sites, self.shape, hidden_states, state)
+        return Walk(self.runner(), self.sites, self.shape, hidden_states, state)
+
+    def runner(self) -> Runner:
+        """Of the stream of the model."""
+        backbone = self.owner.backbone
+        return Runner(backbone.stream, backbone.execution, blockwise=True)
 
 
 class Passed(OnReleased):
@@ -107,7 +112,6 @@ class HeadRead(OnReleased):
 
 def head_read(place: OnReleased, hidden_states: Tensor, norm: Callable[[Tensor], Tensor] | None) -> Tensor:
     """What the head reads."""
-    stream = place.owner.backbone.stream
-    flow = Flow(place.shape.enter(hidden_states))
-    (x,) = Runner(stream).read(flow, stream.plan.head, normalised(norm)).lanes
+    runner = place.runner()
+    (x,) = runner.read(Flow(place.shape.enter(hidden_states)), runner.plan.head, normalised(norm)).lanes
     return x
