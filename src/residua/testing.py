@@ -129,12 +129,12 @@ def cases(*only: str) -> list[Case]:
 
 def meeting(case: Case) -> object:
     """All that passes between a design and a layout: whether tokens are mixed, how many lanes each site is fed, which
-    sites mix, and sources of which kinds (their names without numbers)."""
+    sites mix or have no norm of the backbone's, and sources of which kinds (their names without numbers)."""
     with torch.device("meta"):
         stream = build(case.spec, case.config().plan)
-    sites = [(stream.feeds(site), stream.sources(site)) for site in stream.plan.readers]
-    kinds = frozenset(re.sub(r"\d+", "", source) for _, sources in sites for source in sources)
-    return stream.mixes_tokens, tuple((lanes, bool(sources)) for lanes, sources in sites), kinds
+    sites = [(stream.feeds(site), stream.takes_norm(site), stream.sources(site)) for site in stream.plan.readers]
+    kinds = frozenset(re.sub(r"\d+", "", source) for *_, sources in sites for source in sources)
+    return stream.mixes_tokens, tuple((*rest, bool(sources)) for *rest, sources in sites), kinds
 
 
 Law = Callable[[Case], None]

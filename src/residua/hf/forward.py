@@ -20,12 +20,15 @@ from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.owner import Owner
 from residua.hf.placing import placed
+from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
-from residua.stream import State, Stream
+from residua.stream import Answer, Read, State, Stream
 
 MASK = "token_mask"
 """The keyword that carries which tokens are no padding to every layer."""
+TOKENS = "token_ids"
+"""The keyword that carries the tokens to the first layer, for a design that looks them up."""
 
 
 class Tap(nn.Module):
@@ -59,14 +62,14 @@ class OnStreamLayer:
     def forward(self, hidden_states: State, *args: Argument, **kwargs: Argument) -> State:
         kwargs.update(zip(self.after_state, args, strict=False))
         backbone = self.owner.backbone
-        stream, mask = backbone.stream, kwargs.pop(MASK, None)
+        stream, mask, ids = backbone.stream, kwargs.pop(MASK, None), kwargs.pop(TOKENS, None)
         cuts = self.gradient_checkpointing and self.training
         runner = Runner(stream, backbone.execution, blockwise=cuts)
         cache = kwargs.get(self.anatomy.cache)
         kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
         flow, tap = placed(self, stream, self.sites, hidden_states), self.tap
         if not self.sites[0].index:
-            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past)
+            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past, ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
         parts, between = iter(self.anatomy.parts), self.inserted._modules
@@ -87,17 +90,31 @@ class OnStreamLayer:
             if part is None:
                 y = inserted(*read.lanes, mask=mask, kept=kept)
             else:
-                y = self._answer(part, read.lanes, kwargs)
+                y, *values = (
+                    self._sided(part, site, read, kwargs) if stream.sided else (self._answer(part, read.lanes, kwargs),)
+                )
                 for other in parts if self.anatomy.parallel else ():
                     norm = self._norm(other)
                     y = self._answer(other, (raw if norm is None else norm(raw),), kwargs) + y
-            flow = runner.write(flow, site, read, y if mask is None else unpadded(y, mask))
+            y = y if mask is None else unpadded(y, mask)
+            flow = runner.write(flow, site, read, Answer(y, *values) if part is not None and values else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
             kept.advance(runner.past(flow), y.shape[1], mask)
         return runner.cut(flow) if cuts else flow
 
     def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
         return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
+
+    def _sided(self, part: Part, site: Site, read: Read, kwargs: dict[str, Argument]) -> tuple[Tensor, ...]:
+        """The same where the design shares values of attention: with those that it keeps, and mixing what it gives."""
+        backbone = self.owner.backbone
+        plan, kept = backbone.stream.plan, backbone.stream.values(site).kept
+        if not kept and not read.values:
+            return (self._answer(part, read.lanes, kwargs),)
+        attention = self._modules[part.sublayer]
+        with replaced(attention, self.anatomy, backbone.config, read.values, plan.kv[0]) as made:
+            y = self._answer(part, read.lanes, kwargs)
+        return (y, *made) if kept else (y,)
 
     def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Argument]) -> Tensor:
         """What a part makes of its lanes, as it is written."""
@@ -147,6 +164,8 @@ class OnStreamBackbone:
             if isinstance(mask, Tensor) and mask.ndim == 2:
                 tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
                 kwargs[MASK] = mask[:, -tokens.shape[1] :]
+        if self.stream.takes_ids and input_ids is not None:
+            kwargs[TOKENS] = input_ids
         chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
         if isinstance(chosen, bool) or not chosen:
             return super().forward(input_ids, **kwargs)  # type: ignore[misc]

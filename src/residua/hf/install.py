@@ -13,6 +13,7 @@ from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
 from residua.hf.owner import Owner
+from residua.hf.values import check_values
 from residua.registry import build
 from residua.runner import Execution
 from residua.stream import Stream
@@ -42,6 +43,8 @@ def install(model: Model) -> None:
         layer.anatomy, layer.sites, layer.tap, layer.owner = anatomy, sites, Tap(), owner
         layer.inserted = insert(config, slots, sites, stream).to(backbone.device, dtype)
         layer.lanes = None
+        if stream.sided:
+            check_values(getattr(layer, anatomy.parts[0].sublayer), anatomy, config, plan, stream.spec)
         if any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
             layer.lanes = LaneHooks(getattr(layer, anatomy.parts[0].sublayer), anatomy, config)
     norm.__class__ = _on_stream(norm.__class__, OnStreamNorm)

@@ -1,0 +1,72 @@
+"""v -> scale v + shift inside an attention of Hugging Face, for designs that share values (`value=...`).
+
+A hook on the projection that makes the values is there for one call: what the design gives is mixed over tokens and
+cached in their place, and what the projection made is handed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from residua.hf.anatomy import Anatomy, Config, Fused
+from residua.plan import Plan
+
+
+def projection_of(attention: nn.Module, anatomy: Anatomy) -> nn.Module:
+    """The module that makes the values."""
+    projections = anatomy.projections
+    found: nn.Module = getattr(attention, projections.name if isinstance(projections, Fused) else projections[2])
+    return found
+
+
+def check_values(attention: nn.Module, anatomy: Anatomy, config: Config, plan: Plan, spec: str) -> None:
+    """Refuse an attention whose values are not what the plan says."""
+    heads, width = plan.kv
+    fused = anatomy.projections
+    if isinstance(fused, Fused):
+        made = fused.sizes(config)[2] * fused.groups(config)
+    else:
+        made = getattr(projection_of(attention, anatomy), "out_features", heads * width)
+    if made != heads * width:
+        raise ValueError(
+            f"{spec} shares values of {heads} heads of width {width}, and this attention makes {made} numbers"
+        )
+
+
+@contextmanager
+def replaced(
+    attention: nn.Module, anatomy: Anatomy, config: Config, given: tuple[Tensor, ...], heads: int
+) -> Iterator[list[Tensor]]:
+    """Inside, attention mixes scale v + shift (or v, if nothing is given); the list is filled with v."""
+    made: list[Tensor] = []
+    fused = anatomy.projections
+
+    def hook(module: nn.Module, args: object, output: Tensor) -> Tensor | None:
+        if isinstance(fused, Fused):
+            sizes, groups = fused.sizes(config), fused.groups(config)
+            parts = output.unflatten(-1, (groups, sum(sizes)))
+            rest, v = parts.split((sizes[0] + sizes[1], sizes[2]), -1)
+            made.append(v.flatten(-2))
+            if not given:
+                return None
+            return torch.cat([rest, mixed(made[0], given, heads).unflatten(-1, (groups, sizes[2]))], -1).flatten(-2)
+        made.append(output)
+        return mixed(output, given, heads) if given else None
+
+    handle = projection_of(attention, anatomy).register_forward_hook(hook)
+    try:
+        yield made
+    finally:
+        handle.remove()
+
+
+def mixed(v: Tensor, given: tuple[Tensor, ...], heads: int) -> Tensor:
+    """scale v + shift, scale one number or one a head."""
+    scale, shift = (each.to(v.dtype) for each in given)
+    if scale.shape[-1] == 1:
+        return scale * v + shift
+    return (scale[..., None] * v.unflatten(-1, (heads, -1))).flatten(-2) + shift
