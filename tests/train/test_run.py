@@ -73,7 +73,8 @@ def test_every_design_starts_alike_and_sees_the_same_batches(tmp_path):
     assert len(set(batches[0])) == 2
     for one in starts:
         assert one.keys() == starts[0].keys()
-        assert all(torch.equal(one[name], starts[0][name]) for name in one)
+        # where a design takes more channels than the width, the first are those of the stream
+        assert all(torch.equal(one[name][: len(first)], first) for name, first in starts[0].items())
     another = Trainer(toy_config(seed=4), tokens).model.embed.weight
     assert not torch.equal(another, starts[0]["embed.weight"])
 

@@ -156,7 +156,7 @@ class AltUp(Stream[Streams]):
     cases = (
         "",
         "start=standard",
-        "streams=2,clip=0,eps=1e-5",
+        "streams=2,clip=0.0,eps=1e-5",
         "ple=3,laurel=2",
         "ple=3,streams=2,start=standard",
     )
