@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -135,6 +135,7 @@ class Highway(Stream[Tensor]):
 
     paper = "arXiv 2103.17239 (LayerScale), 2003.04887 (ReZero), 2203.00555 (DeepNorm), Muse-Spark, Beam"
     mixes = "nothing: the running sum, its terms scaled"
+    released_in: ClassVar = {"Muse-Spark": "highway:form=muse", "Beam": "highway:form=beam"}
     cases = (
         "",
         "start=1.0",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,6 +91,7 @@ class Lambdas(Stream[Lambda]):
 
     paper = "nanochat, modded-nanogpt (code)"
     mixes = "the newest state, the embedding and states of earlier blocks"
+    released_in: ClassVar = {"nanochat": "lambdas:init=released,normed=true,smear=true"}
     cases = (
         "",
         "init=released,normed=true",
