@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
 from measured import bars, bench, finetuned, repeated, results, routing, task_results
@@ -330,13 +331,20 @@ def case_rows(name: str) -> Iterator[tuple[str, str]]:
 
 
 def state_source(cls: type[Stream[Any]]) -> str:
-    """The class of a design's state, or `Tensor` where it is one."""
+    """The classes of a design's state, or `Tensor` where it is one."""
     for base in cls.__mro__:
         for generic in getattr(base, "__orig_bases__", ()):
             for state in get_args(generic):
-                if isinstance(state, type):
-                    return inspect.getsource(state) if issubclass(state, tuple) else state.__name__
+                if not isinstance(state, TypeVar):
+                    return "\n\n".join(map(told, get_args(state) if isinstance(state, UnionType) else (state,)))
     raise ValueError(f"design {cls.name!r} does not say what its state is; subclass Stream[State]")
+
+
+def told(state: Any) -> str:
+    """One kind of state: the source of a NamedTuple, the name of what torch or Python has."""
+    if get_origin(state) is tuple:
+        return f"tuple[{', '.join('...' if one is Ellipsis else one.__name__ for one in get_args(state))}]"
+    return inspect.getsource(state) if issubclass(state, tuple) else state.__name__
 
 
 def methods_source(cls: type[Stream[Any]]) -> str:
