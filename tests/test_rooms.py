@@ -44,6 +44,7 @@ STOREYS: Mapping[str, set[str]] = {
     "lab": CORE | {"hf", "scale", "testing", "lab", ""},
     "cli": CORE | {"hf", "scale", "testing", "lab", "cli", ""},
     "": CORE,
+    "__main__": {"cli"},
 }
 """A storey and those it may import; the root is the empty name."""
 DESIGNS_MAY = {"stream", "plan", "registry", "options", "spec", "ops"}

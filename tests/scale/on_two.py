@@ -18,7 +18,9 @@ from residua.lab.train.optim import Optimizers
 from residua.model import Transformer, token_loss
 from residua.registry import design as class_of
 from residua.runner import Execution
-from residua.scale import Parallel, materialise, shard
+from residua.scale.layout import Parallel
+from residua.scale.shard import shard
+from residua.scale.start import materialise
 from tests.scale.common import (
     RECIPE,
     STEPS,

@@ -1,17 +1,18 @@
-"""One model on many devices, by torch's own engines: a mesh, FSDP2, tensor parallelism, and a start that does not
-depend on either.
+"""One model on many devices, by torch's own engines: a mesh, FSDP2, tensor parallelism, and a start that depends on
+neither.
 
-    parallel = Parallel.parse("fsdp=8")
-    mesh = parallel.mesh("cuda")
+    from residua.scale import Parallel
+    from residua.scale.shard import shard
+    from residua.scale.start import materialise
+
+    mesh = Parallel.parse("fsdp=8").mesh("cuda")
     with torch.device("meta"):
         model = Transformer(config)
     shard(model, mesh["fsdp"])
     materialise(model, seed=0, device="cuda")
+
+Only the layout is imported with the package: the engines take seconds to load, and one process needs none of them.
 """
 
 from residua.scale.layout import Parallel as Parallel
 from residua.scale.layout import choose as choose
-from residua.scale.shard import shard as shard
-from residua.scale.split import settle as settle
-from residua.scale.split import split as split
-from residua.scale.start import materialise as materialise
