@@ -24,6 +24,12 @@ from residua.model import ModelConfig, Transformer, token_loss
 VOCAB, ROWS, TOKENS, STEPS = 24, 4, 8, 20
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-10
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5},
+    "bfloat16": {"dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8},
+}
+"""What is changed in the toy recipe."""
 RECIPE = TrainConfig(width=8, depth=1, heads=1, lr=1e-3)
 
 

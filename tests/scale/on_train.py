@@ -17,19 +17,9 @@ from residua.lab.train import sharded, train
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.ranks import joined
 from residua.scale.layout import Parallel
+from tests.scale.common import RUNS
 from tests.train.harness import ToyTokens, toy_config, toy_tokens
 
-RUNS: Mapping[str, Mapping[str, Any]] = {
-    "plain": {},
-    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5},
-    "bfloat16": {
-        "dtype": "bfloat16",
-        "fp32_stream": True,
-        "stream_rms": True,
-        "checkpointed": True,
-        "design": "attnres",
-    },
-}
 OUT = Path(sys.argv[1]).parent
 RANK = int(os.environ["RANK"])
 seen: dict[str, Any] = {}

@@ -9,14 +9,9 @@ import pytest
 from residua.lab.common.files import read_json
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train import load_model, sharded
-from tests.scale.common import launch
+from tests.scale.common import RUNS, launch
 from tests.train.harness import metrics, run, toy_config
 
-RUNS = {
-    "plain": {},
-    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5},
-    "bfloat16": {"dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8},
-}
 WAYS = ("dp=2", "fsdp=2", "tp=2")
 NEAR = {"plain": 2e-5, "encoder": 2e-4, "bfloat16": 2e-3}
 """Of the losses of 12 updates in float32, or under autocast: sums in another order, and what 12 updates make of it."""

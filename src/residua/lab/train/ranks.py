@@ -2,8 +2,8 @@
 
 `torchrun` starts the processes and tells each its rank. Rank 0 alone prints and writes. Once a step every rank says its
 loss, its count, the signal it caught and the checksum of its rows, in one collective, and all draw the same conclusion.
-A rank that fails leaves its message in the store that `torchrun` keeps, and ends: the others then end with that message,
-and not after the timeout of a collective.
+A rank that fails leaves its message in the store that `torchrun` keeps, and ends: the others then end with that
+message, and not after the timeout of a collective.
 """
 
 from __future__ import annotations
