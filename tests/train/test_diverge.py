@@ -10,7 +10,7 @@ import torch
 import residua
 from residua.lab.train import Diverged, Trainer
 from residua.lab.train import checkpoint as checkpoints
-from residua.lab.train.diverge import explain_gradient, explain_loss, owner, walk
+from residua.lab.train.diverge import Seen, explain_gradient, explain_loss, owner, watch
 from residua.lab.train.subject import stream_rms
 from residua.model import Transformer
 from tests.train.harness import run, toy_config, toy_tokens
@@ -106,11 +106,12 @@ def test_every_parameter_has_an_owner_among_the_sites(design):
 
 
 @pytest.mark.parametrize("design", residua.names())
-def test_walk_is_the_forward_pass(design):
+def test_what_is_watched_is_the_forward_pass(design):
     config = toy_config(design=design, layout="swa:window=4,attn,mlp", tied=False)
     model = Transformer(config.model(24), seed=2)
     ids = torch.arange(20).reshape(2, 10)
-    seen = list(walk(model, ids))
+    seen: list[Seen] = []
+    watch(model, ids, seen.append)
     assert torch.equal(seen[-1].tensor, model(ids))
     assert [one.site for one in seen if one.what == "output"] == ["embed", *(site.name for site in model.plan.sites)]
     assert list(stream_rms(model, ids)) == [site.name for site in model.plan.readers]

@@ -7,7 +7,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import residua
-from residua.lab.train.diverge import walk
+from residua.lab.train.diverge import Seen, watch
 from residua.lab.train.subject import autocast, execution
 from residua.model import Transformer, token_loss
 from residua.runner import Observer, Runner, observed
@@ -55,7 +55,9 @@ def test_stream_state_has_the_type_the_config_names(spec, fp32_stream):
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     with autocast(config, CPU):
-        kinds = {(one.what, one.tensor.dtype) for one in walk(model, IDS)}
+        seen: list[Seen] = []
+        watch(model, IDS, seen.append)
+        kinds = {(one.what, one.tensor.dtype) for one in seen}
     assert ("output", torch.bfloat16) in kinds  # the sublayers do compute in bfloat16
     assert {dtype for what, dtype in kinds if what == "state after its write"} == {expected}
 

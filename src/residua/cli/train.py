@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,20 +23,54 @@ def command(
     config: Path | None,
     resume: str,
     track: list[str],
+    parallel: str | None,
     dry_run: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Train one model. The same command resumes an interrupted run."""
+    """Train one model. The same command resumes an interrupted run.
+
+    On several devices: torchrun --nproc-per-node 8 -m residua train --parallel fsdp=8 ...
+    """
+    from residua.lab.train.ranks import one_voice
+
+    with one_voice():
+        _command(out, config, resume, track, parallel, dry_run, as_json, flags)
+
+
+def _command(
+    out: Path,
+    config: Path | None,
+    resume: str,
+    track: list[str],
+    parallel: str | None,
+    dry_run: bool,
+    as_json: bool,
+    flags: Values,
+) -> None:
+    from residua.lab.train.display import Display
+    from residua.lab.train.ranks import launched
     from residua.lab.train.run import train
 
+    first = os.environ.get("RANK", "0") == "0" or launched() == 1
     chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
     if dry_run:
+        if not first:
+            return
         found = foresee(chosen)
         typer.echo(json.dumps(found, indent=2) if as_json else _foreseen(found))
         return
-    with running(out) as display:
-        result = train(chosen, out, resume=resume, track=track, on_event=display)  # type: ignore[arg-type]
+    if out is None:
+        raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
+    if launched() > 1:
+        # what goes wrong reaches `one_voice`, which tells it once
+        with Display() if first else nullcontext() as display:
+            result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
+        if not first:
+            return
+    else:
+        with running(out) as display:
+            result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
 
 
@@ -99,6 +135,12 @@ sign(
     command,
     config_fields(),
     **run_flags(),
+    parallel=(
+        str,
+        typer.Option(
+            None, "--parallel", metavar="dp=,fsdp=,tp=|auto", help="Under torchrun: how the processes share the work."
+        ),
+    ),
     dry_run=(bool, typer.Option(False, "--dry-run", help="Print parameters, FLOPs and state size, and stop.")),
     as_json=(bool, typer.Option(False, "--json", help="Print the result as JSON.")),
 )

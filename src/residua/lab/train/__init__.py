@@ -8,6 +8,7 @@ from residua.lab.train.diverge import Diverged as Diverged
 from residua.lab.train.interrupt import Interrupted as Interrupted
 from residua.lab.train.loop import Trainer as Trainer
 from residua.lab.train.metrics import read_metrics as read_metrics
+from residua.lab.train.ranks import RankFailed as RankFailed
 from residua.lab.train.run import Result as Result
 from residua.lab.train.run import load_model as load_model
 from residua.lab.train.run import train as train

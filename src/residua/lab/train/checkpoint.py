@@ -23,6 +23,7 @@ from torch import Tensor
 from residua.lab.common.files import (
     DiskFull,
     Record,
+    Values,
     file_digest,
     json_digest,
     read_json,
@@ -33,6 +34,8 @@ from residua.lab.common.files import (
 )
 
 FORMAT = 1
+PIECES = 2
+"""The format of a checkpoint that several ranks wrote (`residua.lab.train.sharded`): read here, written there."""
 PARTS = ("model", "optimizer", "rng")
 
 _TYPES = {
@@ -72,7 +75,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
                 for part in PARTS
             }
             state = {"format": FORMAT, "step": checkpoint.step, "sha256": sums, "info": dict(checkpoint.info)}
-            state["seal"] = _seal(state)
+            state["seal"] = seal(state)
             write_file(scratch / "state.json", [json.dumps(state, indent=2).encode() + b"\n"], fault=True)
             sync_folder(scratch)
             scratch.rename(target)
@@ -94,25 +97,46 @@ def load(path: Path) -> Checkpoint:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    try:
-        state = read_json(path / "state.json")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: state.json cannot be read ({error})") from None
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: format {state.get('format')!r}; this version of residua reads {FORMAT}")
-    if state.get("seal") != _seal(state):
-        raise CheckpointError(f"{path}: state.json was changed after it was written")
+    state = read_state(path)
+    check_files(path, state, state["sha256"])
+    if state["format"] == PIECES:
+        from residua.lab.train.sharded import assembled
+
+        return Checkpoint(state["step"], assembled(path), state["info"])
     tensors = {}
     for part in PARTS:
         file = path / f"{part}.safetensors"
         try:
-            intact = file_digest(file) == state["sha256"][file.name]
-            tensors[part] = load_file(file) if intact else {}
+            tensors[part] = load_file(file)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: {file.name} cannot be read ({error})") from None
-        if not intact:
-            raise CheckpointError(f"{path}: {file.name} is damaged (its checksum does not match)")
     return Checkpoint(state["step"], tensors, state["info"])
+
+
+def read_state(path: Path) -> Values:
+    """The state.json of a checkpoint, as it was written."""
+    try:
+        state = read_json(path / "state.json")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: state.json cannot be read ({error})") from None
+    if state.get("format") not in (FORMAT, PIECES):
+        raise CheckpointError(
+            f"{path}: format {state.get('format')!r}; this version of residua reads {FORMAT} and {PIECES}"
+        )
+    if state.get("seal") != seal(state):
+        raise CheckpointError(f"{path}: state.json was changed after it was written")
+    return state
+
+
+def check_files(path: Path, state: Record, names: Iterable[str]) -> None:
+    """Refuse a checkpoint of whose files, these ones, a byte is not as it was written."""
+    for name in names:
+        try:
+            intact = file_digest(path / name) == state["sha256"][name]
+        except OSError as error:
+            raise CheckpointError(f"{path}: {name} cannot be read ({error})") from None
+        if not intact:
+            raise CheckpointError(f"{path}: {name} is damaged (its checksum does not match)")
 
 
 def steps(folder: Path) -> list[int]:
@@ -180,6 +204,6 @@ def name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _seal(state: Record) -> str:
+def seal(state: Record) -> str:
     """The checksum of everything in state.json but itself."""
     return json_digest({key: value for key, value in state.items() if key != "seal"})

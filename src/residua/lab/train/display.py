@@ -50,7 +50,7 @@ class Display:
         self._say(
             f"{event['design']}: {event['parameters']:,} parameters ({event['stream_parameters']:,} of the stream), "
             f"{event['steps']} steps of {event['tokens_per_step']:,} tokens, {event['passes']:.2f} passes, {begins}, "
-            f"in {event['out']}"
+            f"in {event['out']}{_ranks(event)}"
         )
         if self.console.is_terminal:
             self._bar = _bar(self.console)
@@ -58,6 +58,13 @@ class Display:
             self._bar.start()
 
     _resumed = _start
+
+    def _relaid(self, event: Record) -> None:
+        before, now = event["before"], event["now"]
+        self._say(
+            f"until step {event['step']} on {before['processes']} ranks ({before['parallel']}), from here on "
+            f"{now['processes']} ({now['parallel']}): the same batches, other last bits"
+        )
 
     def _damaged(self, event: Record) -> None:
         self._say(
@@ -95,6 +102,10 @@ class Display:
         text = "loss {loss}  valid {valid} bits/byte  {speed} tokens/s".format(**self._shown)
         assert self._bar is not None  # a plain display says lines instead
         self._bar.update(self._task, completed=step, numbers=text)
+
+
+def _ranks(event: Record) -> str:
+    return f", on {event['ranks']} ranks ({event['parallel']})" if "ranks" in event else ""
 
 
 def _routing(event: Record) -> str:

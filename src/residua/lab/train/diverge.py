@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -10,11 +10,16 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from residua.lab.train.placement import local, whole
+from residua.lab.train.ranks import ALONE, Agreed, Ranks
 from residua.lab.train.sampler import Batch
 from residua.model import Transformer
+from residua.plan import Site
+from residua.runner import Observer, observed
+from residua.stream import Read, State
 
 
-class Diverged(RuntimeError):
+class Diverged(Agreed, RuntimeError):
     """Training cannot go on: the loss is not finite or the gradient exploded. `site` is where it began."""
 
     def __init__(self, step: int, site: str, message: str) -> None:
@@ -32,25 +37,40 @@ class Seen(NamedTuple):
     tensor: Tensor
 
 
+class _Eyes(Observer):
+    """Shows every tensor of a forward pass to a function."""
+
+    def __init__(self, look: Callable[[Seen], None]) -> None:
+        self.look = look
+
+    def opened(self, x: Tensor) -> None:
+        self.look(Seen("embed", "output", x))
+
+    def lanes(self, state: State, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if not site.index:
+            self._all("embed", "opened state", pytree.tree_leaves(state))
+        self._all(site.name, "read", lanes)
+        return lanes
+
+    def read(self, state: State, site: Site, lanes: tuple[Tensor, ...], read: Read) -> None:
+        self._all(site.name, "normalised read", read.lanes)
+
+    def wrote(self, site: Site, y: Tensor, state: State) -> None:
+        self.look(Seen(site.name, "output", y))
+        self._all(site.name, "state after its write", pytree.tree_leaves(state))
+
+    def _all(self, site: str, what: str, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self.look(Seen(site, what, tensor))
+
+
 @torch.no_grad()
-def walk(model: Transformer, ids: Int[Tensor, "b t"]) -> Iterator[Seen]:
-    """The embedding; what every site reads before its norm and after it, its output, and the state it leaves."""
-    for step in model.walk(ids):
-        name = step.site.name
-        if not step.site.index:
-            yield Seen("embed", "output", model.embed(ids))
-            for leaf in pytree.tree_leaves(step.state):
-                yield Seen("embed", "opened state", leaf)
-        for lane in step.lanes:
-            yield Seen(name, "read", lane)
-        for lane in step.read.lanes:
-            yield Seen(name, "normalised read", lane)
-        if step.y is None:
-            yield Seen(name, "logits", model.logits(step.read.lanes[0]))
-            return
-        yield Seen(name, "output", step.y)
-        for leaf in pytree.tree_leaves(step.after):
-            yield Seen(name, "state after its write", leaf)
+def watch(model: Transformer, ids: Int[Tensor, "b t"], look: Callable[[Seen], None]) -> None:
+    """Run a forward pass, and look at the embedding; at what every site reads before its norm and after it, its output
+    and the state it leaves; and at the logits."""
+    with observed(model.stream, _Eyes(look)):
+        logits = model(ids)
+    look(Seen("head", "logits", logits))
 
 
 def owner(model: Transformer, name: str) -> str:
@@ -65,51 +85,74 @@ def owner(model: Transformer, name: str) -> str:
     return "embed" if name.startswith("embed.") else "head"
 
 
-def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch]) -> Diverged:
-    """Why the loss of an update is not finite: the forward pass again, looking at every tensor."""
-    if broken := explain_parameters(model, step, loss):
+def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch], ranks: Ranks = ALONE) -> Diverged:
+    """Why the loss of an update is not finite: the forward pass again, looking at every tensor. All ranks call it."""
+    if broken := explain_parameters(model, step, loss, ranks):
         return broken
-    for batch in batches:
-        largest = 0.0
-        for seen in walk(model, batch.inputs):
-            if not finite(seen.tensor):
-                return Diverged(
-                    step,
-                    seen.site,
-                    f"the loss is {loss}: first not finite is the {seen.what} of site {seen.site} "
-                    f"(the largest number before it was {largest:.3g})",
-                )
+    found: tuple[str, str] | None = None
+    largest = 0.0
+
+    def look(seen: Seen) -> None:
+        nonlocal found, largest
+        if found is None and not finite(seen.tensor):
+            found = (
+                seen.site,
+                f"the loss is {loss}: first not finite is the {seen.what} of site {seen.site} "
+                f"(the largest number before it was {largest:.3g})",
+            )
+        elif found is None:
             largest = max(largest, float(seen.tensor.abs().max()))
-    return Diverged(step, "head", f"the loss is {loss}: every site is finite, so it is the cross entropy of the logits")
+
+    for batch in batches:
+        if found is None or not ranks.alone:  # the others still need this rank's pieces
+            largest = largest if found else 0.0
+            watch(model, batch.inputs, look)
+    otherwise = ("head", f"the loss is {loss}: every site is finite, so it is the cross entropy of the logits")
+    return _first(step, found, ranks) or Diverged(step, *otherwise)
 
 
-def explain_parameters(model: nn.Module, step: int, loss: float) -> Diverged | None:
+def explain_parameters(model: nn.Module, step: int, loss: float, ranks: Ranks = ALONE) -> Diverged | None:
     """The first parameter that is not finite, of a model of our own or of any other; None if all are."""
+    found: tuple[str, str] | None = None
     for name, parameter in model.named_parameters():
-        if not finite(parameter):
+        if not finite(local(parameter)):
             site, said = _where(model, name)
-            return Diverged(step, site, f"the loss is {loss}: parameter {said} is not finite since the last update")
-    return None
+            found = site, f"the loss is {loss}: parameter {said} is not finite since the last update"
+            break
+    return _first(step, found, ranks)
 
 
-def explain_gradient(model: nn.Module, step: int, norm: float, limit: float) -> Diverged:
-    """Which gradient exploded: the one nearest the loss that is not finite, or else the largest."""
+def explain_gradient(model: nn.Module, step: int, norm: float, limit: float, ranks: Ranks = ALONE) -> Diverged:
+    """Which gradient exploded: the one nearest the loss that is not finite, or else the largest. All ranks call it."""
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    broken = [name for name, gradient in gradients.items() if not finite(gradient)]
+    broken = [name for name, gradient in gradients.items() if not finite(local(gradient))]
+    found: tuple[str, str] | None = None
     if broken:
         # the backward pass carries it from there to everything before
         order = {site.name: site.index for site in model.plan.readers} if isinstance(model, Transformer) else {}
         depth = {name: order.get(_where(model, name)[0], -1) if order else place for place, name in enumerate(broken)}
         site, said = _where(model, max(broken, key=depth.__getitem__))
-        return Diverged(step, site, f"the gradient of {said} is not finite, though the loss is")
-    name = max(gradients, key=lambda one: float(gradients[one].norm()))
+        found = site, f"the gradient of {said} is not finite, though the loss is"
+    if one := _first(step, found, ranks):
+        return one
+    sizes = {name: float(whole(gradient.norm())) for name, gradient in gradients.items()}
+    name = max(sizes, key=sizes.__getitem__)
     site, said = _where(model, name)
     return Diverged(
         step,
         site,
         f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {said} "
-        f"(norm {float(gradients[name].norm()):.3g})",
+        f"(norm {sizes[name]:.3g})",
     )
+
+
+def _first(step: int, found: tuple[str, str] | None, ranks: Ranks) -> Diverged | None:
+    """What the first rank that found something says, on all ranks."""
+    for rank, each in enumerate(ranks.tell(found)):
+        if each is not None:
+            site, message = each
+            return Diverged(step, site, message if ranks.alone else f"rank {rank}: {message}")
+    return None
 
 
 def _where(model: nn.Module, name: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """A run directory: what is in it, and whose it is.
 
 config.json     the recipe, with the model; a directory belongs to the config it was made with
-manifest.json   corpus, versions, machine
+manifest.json   corpus, versions, machine; the layouts of ranks that worked here, if there were several processes
 tokenizer.json  what turns text into its ids and back, so that `generate` needs neither the corpus nor a cache
 metrics.jsonl   one line per update and validation
 checkpoints/    the newest states
@@ -68,8 +68,14 @@ class RunFolder:
                 f"{self.path} belongs to another configuration ({'; '.join(differing)}); choose another directory"
             )
 
-    def start(self, config: Recipe, data: Record, device: torch.device, tokenizer: Record | None) -> None:
-        """Write what identifies the run, or check that the data are still those it began with."""
+    def start(
+        self, config: Recipe, data: Record, device: torch.device, tokenizer: Record | None, ranks: Record | None = None
+    ) -> Record | None:
+        """Write what identifies the run, or check that the data are still those it began with.
+
+        ranks: how the processes are laid out; None for one. It is no part of the config: the same run goes on with
+        another number of ranks, and the layout that it had before is returned, if it is another.
+        """
         if self.manifest.exists():
             began = read_json(self.manifest)["data"].get("fingerprint")
             if began != data.get("fingerprint"):
@@ -78,7 +84,8 @@ class RunFolder:
                     "restore the corpus or choose another directory"
                 )
         else:
-            write_json(self.manifest, {"data": dict(data), **machine(device)})
+            laid = {} if ranks is None else {"ranks": [dict(ranks)]}
+            write_json(self.manifest, {"data": dict(data), **machine(device), **laid})
         if tokenizer is not None and not self.tokenizer.exists():
             write_json(self.tokenizer, tokenizer)
         if not self.config.exists():
@@ -86,6 +93,18 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
         sync_folder(self.path)
         sync_folder(self.path.absolute().parent)
+        return self._relaid(ranks)
+
+    def _relaid(self, ranks: Record | None) -> Record | None:
+        """The layout of ranks before this one, if it was another; the manifest then lists both."""
+        manifest = read_json(self.manifest)
+        one = {"processes": 1, "parallel": "dp=1"}
+        laid = manifest.get("ranks", [one])
+        now = one if ranks is None else dict(ranks)
+        if laid[-1] == now:
+            return None
+        write_json(self.manifest, manifest | {"ranks": [*laid, now]})
+        return laid[-1]
 
 
 def machine(device: torch.device) -> Values:

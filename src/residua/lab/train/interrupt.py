@@ -7,8 +7,10 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from residua.lab.train.ranks import Agreed
 
-class Interrupted(Exception):
+
+class Interrupted(Agreed):
     """Training stopped because a signal asked for it; all work up to `step` is saved."""
 
     def __init__(self, number: int, step: int, steps: int, checkpoint: str) -> None:

@@ -7,40 +7,51 @@ parameters <- optimizer(clip(g), lr * factor(step))
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from residua.lab.common.files import Values
-from residua.lab.train.checkpoint import Checkpoint
+from residua.lab.common.files import Record, Values
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.checkpoint import Checkpoint, CheckpointError
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.meter import Meter
 from residua.lab.train.optim import Optimizers
+from residua.lab.train.placement import Placement
+from residua.lab.train.ranks import ALONE, Ranks
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, random_states, set_random_states
-from residua.lab.train.sampler import Batch, Batches, Sampler, Tokens, checksum
+from residua.lab.train.sampler import Batch, Batches, Sampler, Tokens, crcs, joined_checksum
 from residua.lab.train.schedule import factor
 from residua.lab.train.subject import OwnModel, Subject, autocast
 from residua.model import token_loss
+from residua.model.objective import IGNORED
 
 
 class Trainer:
     """A model and what trains it, `step` updates in. Its state is a `Checkpoint`, to the last bit."""
 
-    def __init__(self, config: Recipe, tokens: Tokens | Batches, subject: Subject | None = None) -> None:
+    def __init__(
+        self, config: Recipe, tokens: Tokens | Batches, subject: Subject | None = None, ranks: Ranks = ALONE
+    ) -> None:
         """Train on a corpus, or on batches that are made elsewhere.
 
-        `subject` is by default the model that a `TrainConfig` describes.
+        subject: by default the model that a `TrainConfig` describes.
+        ranks:   the processes of the run, of which each has its share of the rows.
         """
-        self.config, self.device = config, device_of(config)
-        self.sampler = tokens if isinstance(tokens, Batches) else Sampler(config, tokens)
+        self.config, self.device, self.ranks = config, device_of(config), ranks
+        if isinstance(tokens, Batches):
+            self.sampler = tokens
+        else:
+            self.sampler = Sampler(config, tokens, rank=ranks.copy, ranks=ranks.parallel.copies)
         if subject is None:
             if not isinstance(config, TrainConfig):
                 raise TypeError(f"a {type(config).__name__} describes no model; hand its subject to the trainer")
-            subject = OwnModel(config, self.sampler.vocab, self.device)
+            subject = OwnModel(config, self.sampler.vocab, self.device, ranks)
         self.subject, self.model = subject, subject.model
-        self.forward: Any = torch.compile(self.model) if config.compile else self.model
+        self.placement = Placement(config, self.model, ranks)
         self.optimizers = Optimizers(config, self.model, subject.groups(), fused=subject.fused)
         self.meter = Meter(self.device)
         self.step = 0
@@ -60,21 +71,25 @@ class Trainer:
 
     def update(self) -> Values:
         """One step; its line for the metrics."""
-        config, parameters = self.config, list(self.model.parameters())
+        config = self.config
         with self.meter.running():
             batches = self.sampler.batches(self.step)
-            seen = checksum(batches)
+            sums, sizes = crcs(batches)
             batches = [batch.to(self.device) for batch in batches]
-            loss = self._backward(batches)
+            loss, counted = self._backward(batches)
+            said = self.ranks.say([loss, counted, self.ranks.caught() or 0, *sums])
+            self.ranks.signal = int(max(row[2] for row in said)) or None
+            loss, seen = self._agreed(self.ranks.copies(said), sizes)
             if not math.isfinite(loss):
                 with autocast(config, self.device):
                     raise self.subject.explain_loss(self.step + 1, loss, batches)
-            total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            parameters = list(self.model.parameters())
+            total = self.placement.norm(parameters)
             norm = float(total)
             if not norm <= config.explode:
                 raise self.subject.explain_gradient(self.step + 1, norm, config.explode)
             if config.clip:
-                torch.nn.utils.clip_grads_with_norm_(parameters, config.clip, total)
+                self.placement.clip(parameters, config.clip, total)
             share = factor(config, self.step)
             self.optimizers.step(share)
             self.step += 1
@@ -92,25 +107,32 @@ class Trainer:
         tokenizer. For an encoder they count the hidden tokens only, given all others.
         """
         config = self.config
-        nats, counted, seen = 0.0, 0, Values()
+        nats, counted, seen, shown = 0.0, 0, Values(), list[Batch]()
         self.model.eval()
-        for batch in (batch.to(self.device) for batch in self.sampler.validation()):
+        for batch in (self._share(batch).to(self.device) for batch in self.sampler.validation()):
             with autocast(config, self.device):
                 logits = self.subject.logits(batch.inputs, self.model)
                 loss = float(token_loss(logits, batch.targets))
-                if not math.isfinite(loss):
+                if not math.isfinite(loss) and self.ranks.alone:
                     raise self.subject.explain_loss(self.step, loss, [batch])
-                if not counted:
+                if not shown:
                     seen = self.subject.look(batch, logits)
             nats, counted = nats + loss * batch.counted, counted + batch.counted
+            shown.append(batch)
+        if not self.ranks.alone:
+            nats, counted = map(sum, zip(*self.ranks.copies(self.ranks.say([nats, counted])), strict=True))
+            if not math.isfinite(nats):
+                with autocast(config, self.device):
+                    raise self.subject.explain_loss(self.step, nats, shown)
         numbers = loss_numbers(nats / max(1, counted), self.sampler.tokens_per_byte)
         line = {"kind": "valid", **self._where(), **numbers, **seen}
         self.model.train()
+        self.placement.at_rest()
         self.valid = line
         return line | {"time": self.meter.reading(config.tokens_per_step)}
 
     def checkpoint(self) -> Checkpoint:
-        """Everything that the next update depends on."""
+        """Everything that the next update depends on; of tensors in pieces, this rank's."""
         tensors = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizers.tensors(),
@@ -129,22 +151,61 @@ class Trainer:
         """Go on from there."""
         self.model.load_state_dict(checkpoint.tensors["model"])
         self.optimizers.load(checkpoint.tensors["optimizer"])
-        set_random_states(checkpoint.tensors["rng"])
-        self.step = checkpoint.step
-        self.valid = dict(checkpoint.info["valid"])
-        self.meter.seconds, self.meter.cpu_seconds = checkpoint.info["seconds"], checkpoint.info["cpu_seconds"]
+        self._resume(checkpoint.tensors["rng"], checkpoint.step, checkpoint.info)
 
-    def _backward(self, batches: list[Batch]) -> float:
-        """Gradients of the mean over every position of the update, however it is split; the mean itself."""
-        counts = [batch.counted for batch in batches]
+    def restore_pieces(self, path: Path) -> None:
+        """Go on from a checkpoint of which this rank reads its pieces alone."""
+        from residua.lab.train import sharded
+
+        state = checkpoints.read_state(path)
+        parameters, held = self.model.state_dict(), self.optimizers.room()
+        filled = sharded.fill(path, {**parameters, **held})  # those of the model in place
+        if missing := sorted(parameters.keys() - filled.keys()):
+            raise CheckpointError(f"{path}: {missing[0]} is not there; the checkpoint is of another model")
+        self.optimizers.load({name: tensor for name, tensor in filled.items() if name in held})
+        self._resume(sharded.random_states_of(path), state["step"], state["info"])
+
+    def _resume(self, random: Mapping[str, Tensor], step: int, info: Record) -> None:
+        set_random_states(random)
+        self.step = step
+        self.valid = dict(info["valid"])
+        self.meter.seconds, self.meter.cpu_seconds = info["seconds"], info["cpu_seconds"]
+
+    def _backward(self, batches: list[Batch]) -> tuple[float, int]:
+        """Gradients of the mean over every position of the update, however it is split; this rank's part of that mean,
+        and how many of the positions it has.
+
+        A rank of several does not know yet how many positions count in all, and divides by all that there are.
+        """
+        counts, copies = [batch.counted for batch in batches], self.placement.copies
+        positions = max(1, sum(counts)) if self.ranks.alone else self.config.tokens_per_step
         loss = 0.0
-        for batch, count in zip(batches, counts, strict=True):
-            with autocast(self.config, self.device):
-                logits = self.subject.logits(batch.inputs, self.forward)
-            part = token_loss(logits, batch.targets) * (count / max(1, sum(counts)))
-            part.backward()
+        for turn, (batch, count) in enumerate(zip(batches, counts, strict=True)):
+            with self.placement.turn(last=turn == len(batches) - 1):
+                with autocast(self.config, self.device):
+                    logits = self.subject.logits(batch.inputs, self.placement.forward)
+                part = token_loss(logits, batch.targets) * (count / positions)
+                (part if copies == 1 else part * copies).backward()
             loss += float(part.detach())
-        return loss
+        return loss, sum(counts)
+
+    def _agreed(self, said: list[list[float]], sizes: list[int]) -> tuple[float, str]:
+        """The loss of the whole update and the checksum of its rows, from what all ranks said; its gradients."""
+        shares = [[int(crc) for crc in row[3:]] for row in said]
+        loss, counted = sum(row[0] for row in said), sum(row[1] for row in said)
+        scale = 1.0 if self.ranks.alone else self.config.tokens_per_step / max(1, counted)
+        self.placement.gradients_ready(scale)
+        return loss * scale, joined_checksum(shares, sizes)
+
+    def _share(self, batch: Batch) -> Batch:
+        """This rank's rows of a batch. A rank without any runs along with a row that does not count."""
+        if self.ranks.alone:
+            return batch
+        copies, mine = self.placement.copies, self.ranks.copy
+        rows = slice(len(batch.inputs) * mine // copies, len(batch.inputs) * (mine + 1) // copies)
+        if rows.start == rows.stop:
+            return Batch(batch.inputs[:1], torch.full_like(batch.targets[:1], IGNORED))
+        return Batch(batch.inputs[rows], batch.targets[rows])
 
     def _where(self) -> Values:
         tokens = self.step * self.config.tokens_per_step

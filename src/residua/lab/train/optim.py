@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from residua.lab.common.files import Values
+from residua.lab.train.placement import local
 from residua.lab.train.recipe import Recipe
 from residua.model import Transformer
 from residua.model.local import Started
@@ -48,6 +49,14 @@ def group_of(model: nn.Module) -> dict[str, str]:
     return found
 
 
+def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Parameters that lie alike on the ranks of a run together: a fused update takes no others in one call."""
+    found: dict[object, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        found.setdefault(getattr(parameter, "placements", None), []).append(parameter)
+    return list(found.values())
+
+
 class Optimizers:
     """AdamW, or Muon and AdamW, over the groups; rates are set at every step and never kept."""
 
@@ -64,13 +73,13 @@ class Optimizers:
         """Parameters in each group."""
         described: list[Values] = [
             {
-                "params": groups[name],
+                "params": alike,
                 "name": name,
                 "rate": config.residual_rate if name == "stream" else config.lr,
                 "weight_decay": config.weight_decay if name in DECAYED else 0.0,
             }
             for name in GROUPS
-            if groups[name]
+            for alike in _alike(groups[name])
         ]
         by_muon = ("matrices",) if config.optimizer == "muon" else ()
         muon = [group for group in described if group["name"] in by_muon]
@@ -89,6 +98,11 @@ class Optimizers:
         for optimizer in self.all:
             for group in optimizer.param_groups:
                 group["lr"] = group["rate"] * factor
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    # the fused kernel reads a gradient of other strides as if it were dense
+                    if parameter.grad is not None and not local(parameter.grad).is_contiguous():
+                        parameter.grad = parameter.grad.contiguous()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -114,6 +128,18 @@ class Optimizers:
         for optimizer, parameter in self._each():
             state = by_name.get(self.names[parameter], {})
             optimizer.state[parameter] = {key: value.to(parameter.device).clone() for key, value in state.items()}
+
+    def room(self) -> dict[str, Tensor]:
+        """Tensors like those of `tensors` after an update, whatever was done yet: for a loader to fill."""
+        held: dict[str, Tensor] = {}
+        for optimizer, parameter in self._each():
+            name, like = self.names[parameter], parameter.detach()
+            if isinstance(optimizer, torch.optim.AdamW):
+                held[f"{name}/step"] = torch.zeros((), dtype=torch.float32)
+                held |= {f"{name}/{moment}": torch.zeros_like(like) for moment in ("exp_avg", "exp_avg_sq")}
+            else:
+                held[f"{name}/momentum_buffer"] = torch.zeros_like(like)
+        return held
 
     def _each(self) -> Iterator[tuple[torch.optim.Optimizer, nn.Parameter]]:
         for optimizer in self.all:

@@ -24,6 +24,17 @@ def device_of(config: Recipe) -> torch.device:
     return torch.device(config.device)
 
 
+def memory_of(device: torch.device, processes: int) -> int:
+    """Bytes that one of these processes may fill: all of its device, or its share of the host."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(processes)))
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // here
+    except (AttributeError, ValueError, OSError):  # a system without sysconf
+        return 8 << 30
+
+
 @contextmanager
 def reproducible(config: Recipe) -> Iterator[None]:
     """Everything global that training depends on, set from the config and put back afterwards."""

@@ -7,19 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from residua.lab.common.files import Listener, Record, Values, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train.config import TrainConfig
 from residua.lab.train.folder import Resume, RunFolder
 from residua.lab.train.interrupt import Interrupted, Interrupts
 from residua.lab.train.loop import Trainer
+from residua.lab.train.ranks import ALONE, Ranks, identity, joined, launched
 from residua.lab.train.recipe import Recipe
-from residua.lab.train.reproducible import reproducible
+from residua.lab.train.reproducible import device_of, memory_of, reproducible
 from residua.lab.train.sampler import Tokens
 from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
 from residua.model import ModelConfig, Transformer
+from residua.scale.layout import Parallel, choose
+
+if TYPE_CHECKING:
+    from residua.lab.train.sharded import Saver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,7 @@ def train(
     resume: Resume = "auto",
     track: Sequence[str] = (),
     on_event: Listener | None = None,
+    parallel: str | None = None,
 ) -> Result:
     """Train in directory `out`, or go on from what is there; the result, at once if it is there already.
 
@@ -68,42 +76,115 @@ def train(
     subject:  makes what is trained; by default the model that a `TrainConfig` describes.
     resume:   auto continues a run of the same config; never and must refuse to, and insist.
     track:    tensorboard, trackio, wandb: where else the metrics go.
-    on_event: called with everything that happens: objects with a `kind` (data, start, resumed, damaged, train, valid,
-              saved, done) and a `step`.
+    on_event: called with everything that happens: objects with a `kind` (data, ranks, start, resumed, damaged, train,
+              valid, saved, done) and a `step`. Of several ranks, on rank 0 alone.
+    parallel: of a run that `torchrun` started, how its processes share the work: `dp=2,fsdp=4`, or `auto`. The network,
+              its start and the batches are the same whatever it says; the last bits of sums are not.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
-    is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole.
+    is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
+    ends all: the others raise `RankFailed` with its message.
     """
+    if launched() > 1 or parallel is not None:
+        return _together(config, out, tokens, subject, resume, track, on_event, parallel)
+    return _train(config, out, tokens, subject, resume, track, on_event, ALONE)
+
+
+def _together(
+    config: Recipe,
+    out: Path | str,
+    tokens: Tokens | None,
+    subject: Callable[[Tokens], Subject] | None,
+    resume: Resume,
+    track: Sequence[str],
+    on_event: Listener | None,
+    parallel: str | None,
+) -> Result:
+    """`train` on the ranks that `torchrun` started, or on one process with a layout of one."""
+    if parallel is None:
+        raise ValueError(
+            f"torchrun started {launched()} processes; say how they share the work: --parallel dp={launched()} or "
+            "--parallel auto"
+        )
+    if not isinstance(config, TrainConfig) or subject is not None:
+        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
+    described, device = config, device_of(config)
+
+    def layout(size: int) -> tuple[Parallel, str]:
+        if parallel == "auto":
+            return choose(described.model(2), size, memory_of(device, size), rows=config.batch, context=config.context)
+        asked = Parallel.parse(parallel)
+        asked.check(described.model(2), size, batch=config.batch, context=config.context)
+        if asked.pp > 1:
+            raise ValueError(f"parallel {asked}: residua train has no pipelines; use residua.scale.pipeline")
+        return asked, ""
+
+    if launched() == 1:
+        if parallel != "auto" and Parallel.parse(parallel).ranks > 1:
+            count = Parallel.parse(parallel).ranks
+            raise ValueError(
+                f"parallel {parallel} takes {count} processes; start them with torchrun --nproc-per-node {count} "
+                "-m residua train ..."
+            )
+        return _train(config, out, tokens, subject, resume, track, on_event, ALONE)
+    with joined(layout, device) as ranks:
+        ranks.check_same(identity(config.to_json(), ranks.parallel))
+        return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
+
+
+def _train(
+    config: Recipe,
+    out: Path | str,
+    tokens: Tokens | None,
+    subject: Callable[[Tokens], Subject] | None,
+    resume: Resume,
+    track: Sequence[str],
+    on_event: Listener | None,
+    ranks: Ranks,
+) -> Result:
     folder, listen = RunFolder(Path(out)), on_event or (lambda event: None)
     folder.check(config, resume)
-    if folder.result.exists():
+    if ranks.from_first(folder.result.exists):
         return _finished(folder, listen)
+    if ranks.why:
+        listen({"kind": "data", "step": 0, "text": ranks.why})
     if tokens is None:
         from residua.lab.data import prepare
 
-        tokens = prepare(
-            config.corpus, config.tokenizer, progress=lambda text: listen({"kind": "data", "step": 0, "text": text})
+        tokens = ranks.in_turn(
+            lambda: prepare(
+                config.corpus, config.tokenizer, progress=lambda text: listen({"kind": "data", "step": 0, "text": text})
+            )
         )
+    assert tokens is not None
+    ranks.check_same({"data": str(tokens.manifest.get("fingerprint"))})
     with ExitStack() as stack:
         stack.enter_context(reproducible(config))
-        trainer = Trainer(config, tokens, None if subject is None else subject(tokens))
-        sinks = [stack.enter_context(sink) for sink in make_sinks(track, folder.path, config)]
-        folder.path.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(locked(folder.path))
-        folder.check(config, resume)  # again, now that nobody else can write
-        if folder.result.exists():
+        trainer = Trainer(config, tokens, None if subject is None else subject(tokens), ranks)
+        sinks = [stack.enter_context(sink) for sink in make_sinks(track if ranks.first else (), folder.path, config)]
+        if ranks.first:
+            folder.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder.path))
+            folder.check(config, resume)  # again, now that nobody else can write
+        if ranks.from_first(folder.result.exists):
             return _finished(folder, listen)
         tokenizer = getattr(tokens, "tokenizer", None)  # ids made elsewhere may come without one
-        folder.start(
-            config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump())
-        )
+        before: Record | None = None
+        if ranks.first:
+            before = folder.start(
+                config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump()),
+                None if ranks.alone else {"processes": ranks.size, "parallel": str(ranks.parallel)},
+            )  # fmt: skip
+        ranks.from_first(lambda: True)  # the folder is there
 
         def tell(event: Record) -> None:
             for sink in sinks:
                 sink.take(event)
             listen(event)
 
-        return _Run(folder, trainer, str(tokens.manifest.get("fingerprint")), tell).finish()
+        run = _Run(folder, trainer, str(tokens.manifest.get("fingerprint")), tell, before)
+        stack.callback(run.close)
+        return run.finish()
 
 
 def _finished(folder: RunFolder, listen: Listener) -> Result:
@@ -125,15 +206,29 @@ def load_model(out: Path | str) -> Transformer:
 class _Run:
     """The loop around the trainer: lines, checkpoints, signals."""
 
-    def __init__(self, folder: RunFolder, trainer: Trainer, fingerprint: str, tell: Listener) -> None:
-        self.folder, self.trainer, self.config = folder, trainer, trainer.config
-        self.fingerprint, self.tell = fingerprint, tell
+    def __init__(
+        self, folder: RunFolder, trainer: Trainer, fingerprint: str, tell: Listener, before: Record | None = None
+    ) -> None:
+        """before: the layout of ranks that the run had until now, if it was another."""
+        self.folder, self.trainer, self.config, self.ranks = folder, trainer, trainer.config, trainer.ranks
+        self.fingerprint, self.tell, self.before = fingerprint, tell, before
         self.saved: int | None = None
+        self.saver: Saver | None = None
+        if self.ranks.parallel.sharded:
+            from residua.lab.train.sharded import Saver
+
+            self.saver = Saver(folder.checkpoints, self.ranks, self.config.keep)
+
+    def close(self) -> None:
+        """Let go of what a run holds beside its files."""
+        if self.saver is not None:
+            self.saver.close()
 
     def finish(self) -> Result:
         """Make every update that is left."""
         trainer, config = self.trainer, self.config
         with Interrupts() as interrupts:
+            self.ranks.caught = lambda: interrupts.caught
             self._begin()
             self._stop_if_asked(interrupts)
             for line in trainer.lines():
@@ -141,28 +236,26 @@ class _Run:
                 if valid or trainer.due(config.log_every):
                     self._log(line)
                 if valid or not trainer.due(config.eval_every):  # the step is over
+                    self._report_saved(wait=False)
                     if trainer.due(config.save_every):
                         self._save()
                     self._stop_if_asked(interrupts)
-            trainer.subject.finish(self.folder.path)
+            self._report_saved(wait=True)
             result = self._result()
-            write_json(self.folder.result, result.to_json())
+            if self.ranks.first:
+                trainer.subject.finish(self.folder.path)
+                write_json(self.folder.result, result.to_json())
         self.tell({"kind": "done", "step": trainer.step, **result.to_json()})
         return result
 
     def _begin(self) -> None:
         """Take up the newest checkpoint, or validate the untrained model."""
-        checkpoints.tidy(self.folder.checkpoints, self.config.keep)
-        found, damaged = checkpoints.newest(self.folder.checkpoints)
-        checkpoints.set_aside(damaged)
-        self.folder.metrics.cut(-1 if found is None else found.step)
-        if found is not None:
-            self.trainer.restore(found)
-            self.saved = found.step
+        damaged, found = self._take_up()
         sizes = self.trainer.optimizers.sizes
+        layout = {} if self.ranks.alone else {"ranks": self.ranks.size, "parallel": str(self.ranks.parallel)}
         self.tell(
             {
-                "kind": "start" if found is None else "resumed",
+                "kind": "resumed" if found else "start",
                 "step": self.trainer.step,
                 "steps": self.config.steps,
                 "design": self.trainer.subject.design,
@@ -171,33 +264,80 @@ class _Run:
                 "tokens_per_step": self.config.tokens_per_step,
                 "passes": self.trainer.sampler.passes(self.config.steps * self.config.tokens_per_step),
                 "out": str(self.folder.path),
+                **layout,
             }
         )
+        if self.before is not None and found:
+            now = {"processes": self.ranks.size, "parallel": str(self.ranks.parallel)}
+            self.tell({"kind": "relaid", "step": self.trainer.step, "before": dict(self.before), "now": now})
         for path, reason in damaged.items():
             self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
-        if found is None:
+        if not found:
             self._log(self.trainer.validate())
 
+    def _take_up(self) -> tuple[dict[Path, str], bool]:
+        """Go on from the newest checkpoint that is whole; the damaged ones before it, and whether there was one."""
+        folder, trainer = self.folder.checkpoints, self.trainer
+        if self.ranks.first:
+            checkpoints.tidy(folder, self.config.keep)
+        if self.ranks.alone:
+            found, damaged = checkpoints.newest(folder)
+            if found is not None:
+                trainer.restore(found)
+                self.saved = found.step
+        else:
+            from residua.lab.train import sharded
+
+            path, damaged = sharded.newest(folder, self.ranks)
+            if path is not None:
+                if self.ranks.parallel.sharded:
+                    trainer.restore_pieces(path)
+                else:
+                    trainer.restore(checkpoints.load(path))
+                self.saved = trainer.step
+        self.ranks.from_first(lambda: True)  # all have read; now things may be moved
+        if self.ranks.first:
+            checkpoints.set_aside(damaged)
+            self.folder.metrics.cut(-1 if self.saved is None else self.saved)
+        return damaged, self.saved is not None
+
     def _stop_if_asked(self, interrupts: Interrupts) -> None:
-        """Save and leave, if a signal came and there is more to do."""
-        if interrupts.caught is not None and self.trainer.step < self.config.steps:
+        """Save and leave, if a signal came, to any rank, and there is more to do."""
+        caught = interrupts.caught if self.ranks.alone else self.ranks.signal
+        if caught is not None and self.trainer.step < self.config.steps:
             where = self._save()
-            raise Interrupted(interrupts.caught, self.trainer.step, self.config.steps, str(where))
+            self._report_saved(wait=True)
+            raise Interrupted(caught, self.trainer.step, self.config.steps, str(where))
 
     def _log(self, line: Record) -> None:
-        self.folder.metrics.append(line)
+        if self.ranks.first:
+            self.folder.metrics.append(line)
         self.tell(line)
 
     def _save(self) -> Path:
-        """A checkpoint of this step, unless there is one."""
+        """A checkpoint of this step, unless there is one: written when this returns, or, of pieces, being written."""
         step, folder = self.trainer.step, self.folder.checkpoints
         if self.saved != step:
-            self.folder.metrics.sync()
-            checkpoints.save(folder, self.trainer.checkpoint())
+            if self.ranks.first:
+                self.folder.metrics.sync()
             self.saved = step
-            checkpoints.tidy(folder, self.config.keep)
-            self.tell({"kind": "saved", "step": step, "checkpoint": checkpoints.name(step)})
+            if self.saver is not None:
+                self._report_saved(wait=True)
+                self.saver.begin(self.trainer.checkpoint())
+            elif self.ranks.first:
+                checkpoints.save(folder, self.trainer.checkpoint())
+                checkpoints.tidy(folder, self.config.keep)
+                self._tell_saved(step)
         return folder / checkpoints.name(step)
+
+    def _report_saved(self, *, wait: bool) -> None:
+        """Tell of a checkpoint that was being written and now is."""
+        step = None if self.saver is None else self.saver.finished(wait=wait)
+        if step is not None:
+            self._tell_saved(step)
+
+    def _tell_saved(self, step: int) -> None:
+        self.tell({"kind": "saved", "step": step, "checkpoint": checkpoints.name(step)})
 
     def _result(self) -> Result:
         trainer, config = self.trainer, self.config

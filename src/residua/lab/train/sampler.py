@@ -14,6 +14,7 @@ import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -173,11 +174,51 @@ def spread(tokens: int, context: int, windows: int = 0) -> list[int]:
 
 def checksum(batches: list[Batch]) -> str:
     """A few letters that two runs share when an update of theirs saw the same inputs and targets."""
+    sums, sizes = crcs(batches)
+    return joined_checksum([sums], sizes)
+
+
+def joined_checksum(parts: Sequence[Sequence[int]], sizes: Sequence[int]) -> str:
+    """`checksum` of a global batch from the CRCs of its shares. parts: of every share, the CRC of each tensor in order
+    (inputs and targets of every forward pass); sizes: bytes of each of these, the same in all shares."""
     crc = 0
-    for batch in batches:
-        for tensor in batch:
-            crc = zlib.crc32(tensor.numpy().data, crc)
+    for place, size in enumerate(sizes):
+        for share in parts:
+            crc = _appended(crc, share[place], size)
     return f"{crc:08x}"
+
+
+def crcs(batches: list[Batch]) -> tuple[list[int], list[int]]:
+    """The CRC of every tensor of an update, and its bytes."""
+    tensors = [tensor for batch in batches for tensor in batch]
+    return [zlib.crc32(each.numpy().data) for each in tensors], [each.nbytes for each in tensors]
+
+
+def _appended(first: int, second: int, size: int) -> int:
+    """The CRC of A then B, from that of A, that of B and the bytes of B: crc(A) x^(8 size) + crc(B), modulo the CRC's
+    polynomial."""
+    return _multiplied(_shift(size), first) ^ second
+
+
+@lru_cache(maxsize=64)
+def _shift(size: int) -> int:
+    """x^(8 size)."""
+    power, base = 1 << 31, 1 << 23  # 1 and x^8, highest powers in the lowest bits
+    while size:
+        if size & 1:
+            power = _multiplied(power, base)
+        base = _multiplied(base, base)
+        size >>= 1
+    return power
+
+
+def _multiplied(left: int, right: int) -> int:
+    found = 0
+    for bit in range(31, -1, -1):
+        if left >> bit & 1:
+            found ^= right
+        right = right >> 1 ^ (0xEDB88320 if right & 1 else 0)
+    return found
 
 
 def permuted(index: NDArray[np.int64], count: int, key: int) -> NDArray[np.int64]:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig
-from residua.lab.train.diverge import Diverged, explain_gradient, explain_loss, walk
+from residua.lab.train.diverge import Diverged, Seen, explain_gradient, explain_loss, watch
 from residua.lab.train.optim import group_of
+from residua.lab.train.placement import place
+from residua.lab.train.ranks import ALONE, Ranks
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.sampler import Batch
 from residua.model import Transformer
@@ -31,6 +33,8 @@ class Subject(ABC):
     model: nn.Module
     design: str
     """Its residual design, as a spec string."""
+    ranks: Ranks = ALONE
+    """Those that hold the model."""
     fused: bool = True
     """Whether AdamW is torch's fused one: faster, and not to the last bit the plain one."""
 
@@ -56,7 +60,7 @@ class Subject(ABC):
 
     def explain_gradient(self, step: int, norm: float, limit: float) -> Diverged:
         """Which gradient is not finite or exploded."""
-        return explain_gradient(self.model, step, norm, limit)
+        return explain_gradient(self.model, step, norm, limit, self.ranks)
 
     def finish(self, folder: Path) -> None:  # noqa: B027 (most subjects have nothing to add)
         """Called once, when the last update is made: what the run leaves beside its checkpoints."""
@@ -67,10 +71,9 @@ class OwnModel(Subject):
 
     model: Transformer
 
-    def __init__(self, config: TrainConfig, vocab: int, device: torch.device) -> None:
-        self.config, self.design = config, config.design
-        self.model = Transformer(config.model(vocab), seed=config.seed).to(device)
-        self.model.execution = execution(config)
+    def __init__(self, config: TrainConfig, vocab: int, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.config, self.design, self.ranks = config, config.design, ranks
+        self.model = place(config.model(vocab), config.seed, execution(config), ranks, device)
 
     def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         return forward(ids, checkpointed=self.config.checkpointed and self.model.training)
@@ -82,19 +85,33 @@ class OwnModel(Subject):
         return self.model.config.to_json()
 
     def look(self, batch: Batch, logits: Tensor) -> Values:
-        return {"stream_rms": stream_rms(self.model, batch.inputs)} if self.config.stream_rms else {}
+        if not self.config.stream_rms:
+            return {}
+        rows = len(batch.inputs) if batch.counted else 0  # a rank without rows of its own runs along
+        return {"stream_rms": stream_rms(self.model, batch.inputs, self.ranks, rows)}
 
     def explain_loss(self, step: int, loss: float, batches: list[Batch]) -> Diverged:
-        return explain_loss(self.model, step, loss, batches)
+        return explain_loss(self.model, step, loss, batches, self.ranks)
 
 
-def stream_rms(model: Transformer, ids: Int[Tensor, "b t"]) -> dict[str, float]:
-    """RMS of what every site reads, before its norm, in reading order; of the first lane where there are several."""
-    found: dict[str, float] = {}
-    for seen in walk(model, ids):
+def stream_rms(model: Transformer, ids: Int[Tensor, "b t"], ranks: Ranks = ALONE, rows: int = 1) -> dict[str, float]:
+    """RMS of what every site reads, before its norm, in reading order; of the first lane where there are several.
+
+    rows: how much this rank's share weighs among those of all ranks.
+    """
+    found: dict[str, Tensor] = {}
+
+    def look(seen: Seen) -> None:
         if seen.what == "read" and seen.site not in found:
-            found[seen.site] = seen.tensor.float().square().mean().sqrt().item()
-    return found
+            found[seen.site] = seen.tensor.float().square().mean()
+
+    watch(model, ids, look)
+    if ranks.alone:
+        return {site: square.sqrt().item() for site, square in found.items()}
+    every = torch.tensor(ranks.say([rows, *map(float, found.values())]), dtype=torch.float64)
+    weights = every[:, :1]
+    squares = (weights * every[:, 1:]).sum(0) / weights.sum()
+    return dict(zip(found, squares.sqrt().tolist(), strict=True))
 
 
 def autocast(config: Recipe, device: torch.device) -> AbstractContextManager[object]:

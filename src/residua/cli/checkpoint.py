@@ -1,0 +1,45 @@
+"""residua checkpoint: what a run has saved, and in which form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+
+def command(
+    run: Path = typer.Argument(help="Directory of a run."),
+    form: str = typer.Option(None, "--form", metavar="one|pieces", help="Rewrite the newest checkpoint in this form."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List the checkpoints of a run, or turn the newest from pieces of many ranks into one file a part, and back.
+
+    Any number of ranks reads either form; one file is what other tools want.
+    """
+    from residua.cli._flags import show
+    from residua.lab.common.locks import locked
+    from residua.lab.train import checkpoint as checkpoints
+    from residua.lab.train import sharded
+    from residua.lab.train.folder import RunFolder
+
+    if form not in (None, "one", "pieces"):
+        raise ValueError(f"--form is one or pieces, not {form!r}")
+    folder = RunFolder(run).checkpoints
+    steps = checkpoints.steps(folder)
+    if not steps:
+        raise FileNotFoundError(f"{run} holds no checkpoint; train there first")
+    if form is not None:
+        with locked(run):
+            newest = folder / checkpoints.name(steps[-1])
+            if sharded.describe(newest)["form"] != form:
+                sharded.rewritten(newest, pieces=form == "pieces")
+    found = [
+        {"checkpoint": checkpoints.name(step), **sharded.describe(folder / checkpoints.name(step))} for step in steps
+    ]
+    show(found, as_json, _page)
+
+
+def _page(found: list[dict[str, object]]) -> None:
+    for each in found:
+        written = "one file a part" if each["form"] == "one" else f"pieces of {each['ranks']} ranks"
+        typer.echo(f"{each['checkpoint']}  {written}, {each['bytes']:,} bytes")

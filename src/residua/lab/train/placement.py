@@ -1,0 +1,134 @@
+"""How a model lies on the ranks of a run: whole, in copies (DDP), in pieces (FSDP2), or split (tensor parallel).
+
+The loop sees one model. `forward` is what it calls, `backward` runs one of several backward passes of an update, and
+`gradients_ready` makes the gradients those of the whole batch, whatever lies where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from residua.lab.train.ranks import Ranks
+from residua.lab.train.recipe import Recipe
+from residua.model import ModelConfig, Transformer
+from residua.runner import Execution
+
+
+def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, device: torch.device) -> Transformer:
+    """A model with its start, on this rank: all of it, or its pieces, which are then all that ever existed here."""
+    if not ranks.parallel.sharded:
+        made = Transformer(model, seed=seed).to(device)
+        made.execution = execution
+        return made
+    from residua.scale.shard import shard
+    from residua.scale.split import split
+    from residua.scale.start import materialise
+
+    with torch.device("meta"):
+        made = Transformer(model)
+    made.execution = execution
+    if ranks.parallel.tp > 1:
+        split(made, ranks.mesh["tp"])
+    else:
+        # under autocast a matrix is multiplied in bfloat16: it may as well travel so
+        dtype = None if execution.dtype is None else torch.bfloat16
+        copies = ranks.parallel.dp > 1
+        shard(made, ranks.mesh["dp", "fsdp"] if copies else ranks.mesh["fsdp"], dtype=dtype)
+    return materialise(made, seed, device)
+
+
+class Placement:
+    """The passes of an update through a model that lies on several ranks."""
+
+    def __init__(self, config: Recipe, model: nn.Module, ranks: Ranks) -> None:
+        self.model, self.ranks, self.parallel = model, ranks, ranks.parallel
+        self.forward: Any = model
+        if config.compile:
+            self.forward = torch.compile(model) if ranks.alone else _by_block(model)
+        if self.parallel.dp > 1 and not self.parallel.sharded:
+            from torch.nn.parallel import DistributedDataParallel
+
+            self.forward = DistributedDataParallel(self.forward)
+
+    @property
+    def copies(self) -> int:
+        """Of the model, with rows of their own: gradients come out as the mean over them."""
+        return self.parallel.copies
+
+    def turn(self, last: bool) -> AbstractContextManager[Any]:
+        """Around one of the forward and backward passes of an update: ranks exchange gradients in the last."""
+        if self.parallel.fsdp > 1:
+            self.forward.set_requires_gradient_sync(last)
+        elif hasattr(self.forward, "no_sync") and not last:
+            return self.forward.no_sync()
+        return nullcontext()
+
+    def gradients_ready(self, scale: float) -> None:
+        """After the last backward pass: what is left to exchange, and all gradients times `scale`."""
+        if self.parallel.tp > 1:
+            from residua.scale.split import settle
+
+            settle(self.model, self.ranks.mesh["tp"], self.ranks.mesh["dp"])
+        if scale != 1.0:
+            for parameter in self.model.parameters():
+                if parameter.grad is not None:
+                    local(parameter.grad).mul_(scale)
+
+    def at_rest(self) -> None:
+        """After passes without gradients: what they gathered is let go, so that parameters are pieces again.
+
+        FSDP keeps the root's whole until a backward pass comes, and a list of parameters made meanwhile would be of
+        others than those that get gradients.
+        """
+        if self.parallel.fsdp > 1:
+            self.forward.reshard()
+
+    def norm(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Of all gradients together."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        if not self.parallel.sharded:
+            return torch.nn.utils.get_total_norm(gradients)
+        # norms of pieces add up only among tensors that lie alike
+        alike: dict[Any, list[Tensor]] = {}
+        for each in gradients:
+            alike.setdefault(getattr(each, "placements", None), []).append(each)
+        return torch.linalg.vector_norm(
+            torch.stack([whole(torch.nn.utils.get_total_norm(some)) for some in alike.values()])
+        )
+
+    def clip(self, parameters: list[nn.Parameter], most: float, norm: Tensor) -> None:
+        """Scale all gradients so that their norm is at most `most`."""
+        if not self.parallel.sharded:
+            torch.nn.utils.clip_grads_with_norm_(parameters, most, norm)
+            return
+        share = (most / (norm + 1e-6)).clamp(max=1.0)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(share)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's piece of a tensor, or the tensor."""
+    piece: Any = getattr(tensor, "to_local", None)
+    return tensor if piece is None else piece()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, whose pieces lie on the ranks; a collective where there are pieces."""
+    full: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def _by_block(model: nn.Module) -> nn.Module:
+    """Compile every block by itself: what lies between them are the exchanges of FSDP."""
+    blocks: Any = model.blocks
+    dynamo: Any = torch._dynamo
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 2 * len(blocks))  # each has sites of its own
+    for block in blocks:
+        block.compile()
+    return model

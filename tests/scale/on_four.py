@@ -1,0 +1,47 @@
+"""Two axes at once on four processes: copies of a sharded model, and copies of a split one. See `test_four.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from residua.lab.train.optim import Optimizers
+from residua.model import token_loss
+from residua.scale.layout import Parallel
+from residua.scale.shard import shard
+from residua.scale.split import settle, split
+from tests.scale.common import RECIPE, Story, alone, attempted, begin, built, end, pieces
+
+DESIGNS = ("delta", "mudd", "mhc")
+STEPS = 3
+
+
+def run(design: str, layout: Parallel) -> dict[str, Any]:
+    mesh, net = meshes[str(layout)], built(design, depth=2)
+    net = split(net, mesh["tp"]) if layout.tp > 1 else shard(net, mesh["dp", "fsdp"])
+    story, optimizers = Story(), Optimizers(RECIPE, net)
+    for step in range(STEPS):
+        inputs, targets = list(pieces(step, layout.copies))[layout.copy_of(rank)]
+        logits = net(inputs)
+        loss = token_loss(logits, targets)
+        loss.backward()
+        if layout.tp > 1:
+            settle(net, mesh["tp"], mesh["dp"])
+        total = loss.detach() / ranks
+        dist.all_reduce(total)
+        if step == 0:
+            every = [torch.empty_like(logits) for _ in range(ranks)]
+            dist.all_gather(every, logits.detach().contiguous())
+            story.logits = torch.cat(every[:: layout.tp])
+            story.take(net)
+        story.losses.append(float(total))
+        optimizers.step(1.0)
+    return story.off(alone(design, steps=STEPS, depth=2))
+
+
+rank, ranks = begin()
+layouts = (Parallel(dp=2, fsdp=2), Parallel(dp=2, tp=2))
+meshes = {str(layout): layout.mesh() for layout in layouts}
+end({str(layout): {design: attempted(run, design, layout) for design in DESIGNS} for layout in layouts})

@@ -1,0 +1,163 @@
+"""`train` on two processes: the batches, numbers and files of one; signals, divergence, damage, moves, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from residua.lab.common.files import read_json
+from residua.lab.train import checkpoint as checkpoints
+from residua.lab.train import load_model, sharded
+from tests.scale.common import RUNS, launch
+from tests.train.harness import metrics, run, toy_config
+
+WAYS = ("dp=2", "fsdp=2", "tp=2")
+NEAR = {"plain": 2e-5, "encoder": 2e-4, "bfloat16": 2e-3}
+"""Of the losses of 12 updates in float32, or under autocast: sums in another order, and what 12 updates make of it."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("train")
+    launch("on_train", 2, out)
+    for name, changes in RUNS.items():
+        run(out / name, toy_config(**changes))
+    return out
+
+
+@pytest.fixture(scope="module")
+def seen(folder):
+    return [json.loads((folder / f"on_train.json.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_on_two_ranks_is_the_run_of_one(folder, seen, name, way):
+    one, two = metrics(folder / name), metrics(folder / f"{name} {way}")
+    for here, there in zip(one, two, strict=True):
+        assert here.keys() == there.keys()
+        assert [here[k] for k in ("kind", "step", "tokens")] == [there[k] for k in ("kind", "step", "tokens")]
+        assert here.get("batch") == there.get("batch")
+        assert there["loss"] == pytest.approx(here["loss"], abs=NEAR[name])
+        if "gradient_norm" in here:
+            assert there["gradient_norm"] == pytest.approx(here["gradient_norm"], rel=100 * NEAR[name])
+        for site, value in here.get("stream_rms", {}).items():
+            assert there["stream_rms"][site] == pytest.approx(value, rel=20 * NEAR[name])
+    first, other = (rank[f"{name} {way}"] for rank in seen)
+    assert first["events"][-1]["kind"] == "done"
+    assert other["events"] == []  # rank 0 alone speaks
+    for key in ("loss", "parameters", "stream_parameters", "tokens", "config"):
+        assert first["result"][key] == other["result"][key]
+    assert first["result"]["parameters"] == read_json(folder / name / "result.json")["parameters"]
+
+
+def test_copies_save_the_files_of_one_process_and_pieces_a_shard_each(folder):
+    assert checkpoints.read_state(max((folder / "plain dp=2/checkpoints").glob("step-*")))["format"] == 1
+    last = max((folder / "plain fsdp=2/checkpoints").glob("step-*"))
+    names = sorted(path.name for path in last.iterdir())
+    assert [name.partition("-model")[0] for name in names] == [
+        "rng.safetensors", "shard-00001", "shard-00002", "state.json",
+    ]  # fmt: skip
+    assert b"\x80\x04" not in b"".join(path.read_bytes()[:2] for path in last.iterdir())  # no pickle
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_process_reads_what_two_ranks_saved(folder, way):
+    one, two = load_model(folder / "plain").state_dict(), load_model(folder / f"plain {way}").state_dict()
+    assert one.keys() == two.keys()
+    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 2e-5
+
+
+def test_a_run_goes_on_in_another_layout_and_says_so(folder, seen):
+    first = seen[0]
+    for label, step in (("moved", 5), ("moved again", 9)):
+        for rank in seen:
+            assert rank[label]["result"]["error"] == "Interrupted"
+            assert f"stopped by SIGTERM after step {step} of 12" in rank[label]["result"]["text"]
+    (relaid,) = [event for event in first["moved again"]["events"] if event["kind"] == "relaid"]
+    assert (relaid["before"]["parallel"], relaid["now"]["parallel"]) == ("dp=2", "fsdp=2")
+    laid = read_json(folder / "moved/manifest.json")["ranks"]
+    assert [each["parallel"] for each in laid] == ["dp=2", "fsdp=2", "tp=2"]
+    config = read_json(folder / "moved/config.json")
+    assert config == read_json(folder / "plain/config.json")  # the layout is no part of it
+    for here, there in zip(metrics(folder / "plain"), metrics(folder / "moved"), strict=True):
+        assert here.get("batch") == there.get("batch")
+        assert there["loss"] == pytest.approx(here["loss"], abs=2e-5)
+
+
+def test_one_process_goes_on_with_what_ranks_began(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder / "plain fsdp=2", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/step-00000012")
+    (tmp_path / "run/result.json").unlink()
+    events = []
+    run(tmp_path / "run", toy_config(), on_event=events.append)
+    assert [event["kind"] for event in events[:2]] == ["resumed", "relaid"]
+    last = metrics(tmp_path / "run")[-1]
+    assert last["loss"] == pytest.approx(metrics(folder / "plain")[-1]["loss"], abs=2e-5)
+
+
+def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(folder, seen):
+    first = seen[0]["repaired"]
+    (damaged,) = [event for event in first["events"] if event["kind"] == "damaged"]
+    assert damaged["checkpoint"] == "step-00000011"
+    assert damaged["reason"].startswith("shard-00002-model")
+    assert damaged["step"] == 8
+    assert first["result"]["loss"] == seen[0]["plain fsdp=2"]["result"]["loss"]  # the same bits
+    assert metrics(folder / "damaged") == metrics(folder / "plain fsdp=2")
+
+
+def test_a_signal_to_any_rank_stops_all_where_they_can_save(seen):
+    for rank in seen:
+        assert rank["signalled"]["result"]["error"] == "Interrupted"
+    assert seen[0]["signalled"]["events"][-1]["kind"] == "saved"
+    assert seen[0]["signalled on"]["result"]["loss"] == seen[0]["plain fsdp=2"]["result"]["loss"]
+
+
+def test_divergence_names_the_site_and_the_rank(seen):
+    for label in ("exploding", "broken"):
+        one, two = (rank[label]["result"] for rank in seen)
+        assert one == two
+        assert one["error"] == "Diverged"
+        assert "step 2: rank 0: the " in one["text"]
+        assert "(site l" in one["text"]
+
+
+def test_mistakes_are_one_error_before_anything_starts(folder, seen):
+    for rank in seen:
+        assert "do not run the same thing: config is" in rank["mismatched"]["result"]["text"]
+        assert "30 processes and 2 were started" in rank["wrong"]["result"]["text"]
+        assert "--parallel dp=2 or --parallel auto" in rank["not said"]["result"]["text"]
+        assert rank["wrong"]["seconds"] < 5
+    assert not any((folder / label).exists() for label in ("mismatched", "wrong", "not said"))
+
+
+def test_auto_says_why(seen):
+    (why,) = [event["text"] for event in seen[0]["auto"]["events"] if event["kind"] == "data"]
+    assert "every process can hold a copy, so dp=2" in why
+
+
+def test_saving_beside_training_holds_a_step_up_for_less_than_a_tenth(seen):
+    for rank in seen:
+        assert rank["blocking"]["beside"] < 0.1 * rank["blocking"]["waits"], rank["blocking"]
+
+
+def test_a_checkpoint_turns_into_one_file_and_back(folder, tmp_path):
+    import shutil
+
+    path = shutil.copytree(max((folder / "plain fsdp=2/checkpoints").glob("step-*")), tmp_path / "step-00000012")
+    pieces = checkpoints.load(path)
+    assert sharded.describe(path)["form"] == "pieces"
+    sharded.rewritten(path, pieces=False)
+    assert sharded.describe(path)["form"] == "one"
+    whole = checkpoints.load(path)
+    sharded.rewritten(path, pieces=True)
+    again = checkpoints.load(path)
+    for other in (whole, again):
+        assert (other.step, other.info) == (pieces.step, pieces.info)
+        for part, tensors in pieces.tensors.items():
+            assert tensors.keys() == other.tensors[part].keys()
+            assert all(tensors[name].equal(other.tensors[part][name]) for name in tensors)
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
