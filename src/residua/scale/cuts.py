@@ -62,6 +62,8 @@ class Cuts:
     users: Mapping[str, frozenset[int]]
     """The blocks that use each parameter or buffer of the model, by name. What opens the stream belongs to the first
     block, what the head needs to the last."""
+    sites: Mapping[str, tuple[Site, ...]]
+    """The sites that use each tensor of the stream."""
 
     @classmethod
     def of(cls, model: Transformer, rows: int, tokens: int) -> Cuts:
@@ -88,11 +90,19 @@ class Cuts:
                     at.append(names.boundary(step.state))
                 names.note(step.after, step.site.name)
         users = {f"stream.{name}": found for name, found in watch.users.items()}
-        return cls(tuple(at), names.like, users | _backbone(model, depth))
+        sites = {f"stream.{name}": found for name, found in watch.sites.items()}
+        return cls(tuple(at), names.like, users | _backbone(model, depth), sites)
 
     def held(self, layers: range) -> set[str]:
         """The parameters and buffers that a stage of these blocks needs."""
         return {name for name, blocks in self.users.items() if not blocks.isdisjoint(layers)}
+
+    def repeated(self, layers: range) -> list[str]:
+        """The tensors of the stream that several sites of a stage of these blocks share."""
+        last = len(self.at) - 2
+        return [
+            name for name, sites in self.sites.items() if sum(min(site.layer, last) in layers for site in sites) > 1
+        ]
 
     def nbytes(self, labels: Iterable[str]) -> int:
         """Of these tensors."""
@@ -163,10 +173,8 @@ class _Uses(TorchDispatchMode):
     def __init__(self, tensors: Mapping[str, Tensor], readers: Sequence[Site]) -> None:
         super().__init__()
         self._names = {id(tensor): name for name, tensor in tensors.items()}
-        last = readers[-1].layer - 1
-        self._layers = [0, *(min(site.layer, last) for site in readers)]
-        self._place = 0
-        self._users: defaultdict[str, set[int]] = defaultdict(set)
+        self._readers, self._place = readers, 0
+        self._places: defaultdict[str, set[int]] = defaultdict(set)
 
     def next(self, flow: Flow) -> Flow:
         """Called before every site."""
@@ -179,13 +187,20 @@ class _Uses(TorchDispatchMode):
         for leaf in pytree.tree_leaves((args, kwargs)):
             name = self._names.get(id(leaf))
             if name is not None:
-                self._users[name].add(self._layers[self._place])
+                self._places[name].add(self._place)
         return func(*args, **(kwargs or {}))
+
+    @property
+    def sites(self) -> dict[str, tuple[Site, ...]]:
+        """The sites that use each tensor; what opens the stream is the first one's."""
+        found = {name: sorted({max(place - 1, 0) for place in self._places[name]}) for name in self._names.values()}
+        return {name: tuple(self._readers[place] for place in places) for name, places in found.items()}
 
     @property
     def users(self) -> dict[str, frozenset[int]]:
         """The blocks that use each tensor."""
-        return {name: frozenset(self._users[name]) for name in self._names.values()}
+        last = self._readers[-1].layer - 1
+        return {name: frozenset(min(site.layer, last) for site in sites) for name, sites in self.sites.items()}
 
 
 @dataclass(frozen=True, slots=True)
