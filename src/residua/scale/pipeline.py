@@ -343,9 +343,8 @@ class Pipeline:
             shared = self.cuts.repeated(route.layers)
             if shared:
                 raise ValueError(
-                    f"a zero-bubble schedule cannot split the backward pass of {self.config.design}: "
-                    f"{len(self.cuts.sites[shared[0]])} sites share {shared[0]}, {len(shared)} tensors in all, within "
-                    f"stage {route.stage}; use schedule=interleaved"
+                    f"a zero-bubble schedule cannot split the backward pass of {self.config.design}: several sites of "
+                    f"stage {route.stage} share {', '.join(shared[:3])}; use schedule=interleaved"
                 )
 
     def _check_units(self, piece: Slice) -> None:
