@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from residua.model import ModelConfig, Transformer, token_loss
 from residua.runner import Execution
 from residua.scale.pipeline import Pipeline
-from residua.scale.stage import Slice
+from residua.scale.stage import sharded
 from tests.scale import pipeline_faults as faults
 
 VOCAB, ROWS, TOKENS, MICRO, DEPTH, STEPS = 32, 8, 8, 4, 4, 3
@@ -176,13 +175,7 @@ def attempt(job: str) -> dict[str, Any]:
         name = "dp" if "dp" in words else "fsdp"
         mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("pp", name))
         rows = 2 * ROWS
-
-        def shard(piece: Slice) -> None:
-            for block in piece.blocks if "units" in words else ():
-                fully_shard(block, mesh=mesh[name])
-            fully_shard(piece, mesh=mesh[name])
-
-        options["shard"] = None if name == "dp" else shard
+        options["shard"] = None if name == "dp" else sharded(mesh[name], nested="units" in words)
     if "inferred" in words:
         with faults.inferred_shapes():
             return compare(config(design, **changes), mesh, rows, **options)

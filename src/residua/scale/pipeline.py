@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -92,6 +93,26 @@ def check(
     return stages
 
 
+def orders(schedule: str, ranks: int, *, virtual: int, microbatches: int) -> list[list[tuple[str, int]]]:
+    """What every rank does, as torch plans it: (F, B, I or W, stage), for one micro-batch after the other. I and W are
+    the halves of a backward pass, for inputs and for weights. Without a process group."""
+    known = SCHEDULES[schedule]
+    stages = [
+        SimpleNamespace(
+            stage_index=turn * ranks, num_stages=ranks * virtual, group_size=ranks, group_rank=0, group=None,
+            is_first=turn == 0, is_last=False, has_backward=True, device="cpu", submod=nn.Identity(),
+            stage_index_to_group_rank={},
+        )
+        for turn in range(virtual)
+    ]  # fmt: skip
+    engine = known.engine(stages if known.several else stages[0], microbatches, loss_fn=token_loss, scale_grads=False)
+    actions = [[action for action in engine.pipeline_order[rank] if action is not None] for rank in range(ranks)]
+    return [
+        [(one.computation_type.value, one.stage_index) for one in mine if one.computation_type.value in "FBIW"]
+        for mine in actions
+    ]
+
+
 class Pipeline:
     """A model whose blocks lie on the ranks of a mesh's `pp` axis.
 
@@ -149,7 +170,7 @@ class Pipeline:
                     self._check_units(piece)
                 self.slices[route.stage] = piece
         self._held = self._allocate()
-        fill(self.model, seed, self.device, self._held)
+        fill(self.model, seed, self._held)
         self._replicas = None if shard is not None else _replicas(mesh)
         self._shared = self._groups()
         self._count = torch.ones((), device=self.device)

@@ -8,13 +8,15 @@ the backward pass of the stage where it came in or was made. Two autograd functi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -178,6 +180,21 @@ class Slice(nn.Module):
                 )
 
 
+def sharded(mesh: DeviceMesh, *, nested: bool = True, **how: Any) -> Callable[[Slice], None]:
+    """A `shard` for pipelines: FSDP2 over a mesh, with every stage as a unit and, `nested`, every block of it too.
+
+    Parameters of the design lie in the stage's own unit, which is gathered while the stage runs.
+    how: what `fully_shard` takes beside the mesh.
+    """
+
+    def shard(piece: Slice) -> None:
+        for block in piece.blocks if nested else ():
+            fully_shard(block, mesh=mesh, **how)
+        fully_shard(piece, mesh=mesh, **how)
+
+    return shard
+
+
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     """Every parameter and buffer: its name, the module that has it, its key there, and itself."""
     for path, part in module.named_modules():
@@ -199,11 +216,12 @@ def strip(net: Transformer, held: Iterable[str]) -> Transformer:
 
 
 @torch.no_grad()
-def fill(template: Transformer, seed: int, device: torch.device, holders: Mapping[str, Sequence[Tensor]]) -> None:
+def fill(template: Transformer, seed: int, holders: Mapping[str, Sequence[Tensor]]) -> None:
     """Put the numbers of `Transformer.initialise(seed)` into tensors, plain or sharded, by name.
 
     template: the whole model on the meta device, in the type that it would be initialised in. Each tensor is drawn
-    whole and only what is held of it stays, so that no more than one module's own exists at a time.
+    whole and on the host, as in a model that is built there, and only what is held of it stays, so that no more than
+    one module's own exists at a time.
     """
     writers = {
         id(parameter): 0.0 if getattr(sublayer, "zero", False) else len(template.plan.sites) ** -0.5
@@ -216,7 +234,7 @@ def fill(template: Transformer, seed: int, device: torch.device, holders: Mappin
     for name, parameter in template.named_parameters():
         if name.startswith("stream.") or id(parameter) in settled or not holders.get(name):
             continue
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
         if name.rsplit(".", 2)[-2].endswith("norm"):
             whole.fill_(1.0)
         else:
@@ -224,15 +242,15 @@ def fill(template: Transformer, seed: int, device: torch.device, holders: Mappin
             whole.normal_(0.0, std, generator=_named(whole, seed, name))
         _put(holders[name], whole)
     for module in own:
-        with _filled([module], names, device, holders):
+        with _filled([module], names, holders):
             module.start()
-    generator = _named(torch.empty(0, device=device), seed, "stream")
+    generator = _named(torch.empty(0), seed, "stream")
     for part in template.stream.modules():
         reset = getattr(part, "reset_parameters", None)
         if part is not template.stream and reset is not None:
             # a reset may reach into the modules below; drawn in the order of `Stream.reset`, held here or not, because
             # one generator serves them all
-            with _filled(part.modules(), names, device, holders):
+            with _filled(part.modules(), names, holders):
                 reset(generator)
 
 
@@ -240,7 +258,6 @@ def fill(template: Transformer, seed: int, device: torch.device, holders: Mappin
 def _filled(
     modules: Iterable[nn.Module],
     names: Mapping[tuple[nn.Module, str], str],
-    device: torch.device,
     holders: Mapping[str, Sequence[Tensor]],
 ) -> Iterator[None]:
     """Inside, the tensors of these modules have memory; afterwards their holders have the numbers."""
@@ -252,7 +269,7 @@ def _filled(
         if tensor is not None
     ]
     for _, where, key, tensor in before:
-        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype)
         where[key] = nn.Parameter(whole) if isinstance(tensor, nn.Parameter) else whole  # type: ignore[assignment]
     yield
     for module, where, key, tensor in before:
