@@ -183,9 +183,11 @@ class Slice(nn.Module):
 def sharded(mesh: DeviceMesh, *, nested: bool = True, **how: Any) -> Callable[[Slice], None]:
     """A `shard` for pipelines: FSDP2 over a mesh, with every stage as a unit and, `nested`, every block of it too.
 
-    Parameters of the design lie in the stage's own unit, which is gathered while the stage runs.
+    Parameters of the design lie in the stage's own unit. Units are gathered once a step and not freed between the
+    micro-batches, which would gather them again for each; gradients are scattered once, at the end.
     how: what `fully_shard` takes beside the mesh.
     """
+    how = {"reshard_after_forward": False} | how
 
     def shard(piece: Slice) -> None:
         for block in piece.blocks if nested else ():
