@@ -42,15 +42,15 @@ def batch(step: int, rows: int = ROWS, tokens: int = TOKENS) -> tuple[Tensor, Te
 class Alone:
     """One process: the loss, gradients and logits of the first step, and parameters after the last."""
 
-    def __init__(self, chosen: ModelConfig, rows: int = ROWS, steps: int = STEPS) -> None:
+    def __init__(self, chosen: ModelConfig, rows: int = ROWS, **given: Tensor) -> None:
         model = Transformer(chosen, seed=3)
         self.start = {name: p.detach().clone() for name, p in model.named_parameters()}
         model.double()
         optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
         self.losses = []
-        for step in range(steps):
+        for step in range(STEPS):
             inputs, targets = batch(step, rows)
-            logits = model(inputs)
+            logits = model(inputs, **given)
             loss = token_loss(logits, targets)
             loss.backward()
             self.losses.append(float(loss.detach()))
@@ -61,7 +61,7 @@ class Alone:
             optimizer.step()
             optimizer.zero_grad()
         with torch.no_grad():
-            self.evaluated = float(token_loss(model(inputs), targets))
+            self.evaluated = float(token_loss(model(inputs, **given), targets))
         self.parameters = {name: p.detach() for name, p in model.named_parameters()}
 
 
@@ -100,19 +100,22 @@ def counted(pipeline: Pipeline) -> Counter[tuple[str, int]]:
     return sent
 
 
-def compare(chosen: ModelConfig, mesh: DeviceMesh, rows: int = ROWS, **how: Any) -> dict[str, Any]:
+def compare(
+    chosen: ModelConfig, mesh: DeviceMesh, rows: int = ROWS, given: dict[str, Tensor] | None = None, **how: Any
+) -> dict[str, Any]:
     """Steps of a pipeline against one process; every number is the worst of all ranks."""
     names = mesh.mesh_dim_names or ()
     axis = next((name for name in ("dp", "fsdp") if name in names), None)
     replicas, place = (mesh[axis].size(), mesh[axis].get_local_rank()) if axis else (1, 0)
-    alone = Alone(chosen, rows)
+    given = given or {}
+    alone = Alone(chosen, rows, **given)
     pipeline = Pipeline(
         chosen, mesh, rows=rows // replicas, tokens=TOKENS, microbatches=MICRO, seed=3, dtype=torch.float64, **how
     )
     sent = counted(pipeline)
     held = dict(pipeline.named_parameters())
     bits = all(torch.equal(whole(p.detach()), alone.start[name].double()) for name, p in held.items())
-    logits = pipeline.logits(batch(0, rows)[0].chunk(replicas)[place])
+    logits = pipeline.logits(batch(0, rows)[0].chunk(replicas)[place], **given)
     assert not sum(size for (way, _), size in sent.items() if way == "bwd")
     sent.clear()
     optimizer = torch.optim.AdamW(pipeline.parameters(), **ADAM)
@@ -121,13 +124,13 @@ def compare(chosen: ModelConfig, mesh: DeviceMesh, rows: int = ROWS, **how: Any)
         inputs, targets = batch(step, rows)
         count = (targets != -100).sum() / replicas
         own = [part.chunk(replicas)[place] for part in (inputs, targets)]
-        losses.append(float(pipeline.step(*own, count=count)))
+        losses.append(float(pipeline.step(*own, count=count, **given)))
         if not step:
             first = {name: whole(p.grad).clone() for name, p in held.items()}
             bytes_sent, norm = dict(sent), float(pipeline.gradient_norm())
         optimizer.step()
         optimizer.zero_grad()
-    evaluated = float(pipeline.evaluate(*own, count=count))
+    evaluated = float(pipeline.evaluate(*own, count=count, **given))
     means = torch.tensor(everywhere([*losses, evaluated, norm]), dtype=torch.float64).mean(
         0
     )  # of replicas, which have their own rows
@@ -154,6 +157,32 @@ def compare(chosen: ModelConfig, mesh: DeviceMesh, rows: int = ROWS, **how: Any)
     return result | {"missing": sorted(missing), "sent": sum(one[2] for one in ranks) // replicas}
 
 
+def narrow(design: str, mesh: DeviceMesh, schedule: str) -> dict[str, Any]:
+    """bfloat16 autocast around a float32 stream: the worst gradient against one process with the same micro-batches."""
+    execution = Execution(torch.float32, autocast=False)
+    model = Transformer(config(design), seed=3)
+    model.execution = execution
+    pipeline = Pipeline(
+        config(design),
+        mesh,
+        schedule=schedule,
+        rows=ROWS,
+        tokens=TOKENS,
+        microbatches=MICRO,
+        seed=3,
+        execution=execution,
+    )
+    inputs, targets = batch(0)
+    count = (targets != -100).sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = pipeline.step(inputs, targets)
+        for one, other in zip(inputs.chunk(MICRO), targets.chunk(MICRO), strict=True):
+            (token_loss(model(one), other) * (other != -100).sum() / count).backward()
+    wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    worst = everywhere(gap({name: p.grad for name, p in pipeline.named_parameters()}, wanted))
+    return {"gradients": max(worst), "loss": float(loss), "types": sorted({str(one.dtype) for one in wanted.values()})}
+
+
 def attempt(job: str) -> dict[str, Any]:
     """`SCHEDULE/WORD/... DESIGN`."""
     how, _, design = job.partition(" ")
@@ -161,6 +190,8 @@ def attempt(job: str) -> dict[str, Any]:
     ranks, rows = dist.get_world_size(), ROWS
     if design == "torch":
         return faults.nested_units(schedule)
+    if "autocast" in words:
+        return narrow(design, init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",)), schedule)
     changes: dict[str, Any] = {"depth": 8} if "deep" in words else {}
     changes |= {"tied": False} if "untied" in words else {}
     options: dict[str, Any] = {
@@ -169,6 +200,8 @@ def attempt(job: str) -> dict[str, Any]:
         "checkpointed": "checkpointed" in words,
         "execution": Execution(least=0) if "grouped" in words else None,
     }
+    if "documents" in words:
+        options["given"] = {"documents": (torch.arange(TOKENS) >= torch.arange(ROWS)[:, None]).long()}
     if not {"dp", "fsdp", "units"} & set(words):
         mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("pp",))
     else:

@@ -75,7 +75,8 @@ class Cuts:
             )
         stream, depth = model.stream, model.plan.depth
         names, watch = _Names(), _Uses(dict(_tensors_of(stream)), model.plan.readers)
-        plainly = replace(model.execution, group=0)  # what execution keeps between sites never crosses a cut
+        # what execution keeps between sites never crosses a cut; the meta device has no autocast to be kept out of
+        plainly = replace(model.execution, group=0, autocast=True)
         dtype = model.embed.weight.dtype
         with torch.device("meta"), torch.enable_grad(), ops.backend("reference"), watch:
             x = torch.empty(rows, tokens, model.plan.width, dtype=dtype, requires_grad=True)

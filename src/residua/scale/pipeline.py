@@ -145,6 +145,9 @@ class Pipeline:
         execution: Execution | None = None,
         shard: Callable[[Slice], object] | None = None,
     ) -> None:
+        names = mesh.mesh_dim_names or ()
+        if "tp" in names and mesh["tp"].size() > 1:
+            raise ValueError("pp with tp is not supported: a stage's blocks lie on one rank, or are sharded by fsdp")
         axis = mesh["pp"] if mesh.ndim > 1 else mesh
         self.config, self.microbatches, self.rows, self.tokens = config, microbatches, rows, tokens
         self.device, self.group, self.rank = torch.device(device), axis.get_group(), axis.get_local_rank()
