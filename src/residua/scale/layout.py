@@ -11,11 +11,12 @@ The last axis changes fastest: neighbours in rank, which the fastest links conne
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Self
-
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from typing import TYPE_CHECKING, Self
 
 from residua.model import ModelConfig, measure
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp", "fsdp", "tp")
 
@@ -102,6 +103,8 @@ class Parallel:
 
     def mesh(self, device: str = "cpu") -> DeviceMesh:
         """The mesh of all axes, in the process group that there is: `mesh["fsdp"]`, `mesh["dp", "fsdp"]`, ..."""
+        from torch.distributed.device_mesh import init_device_mesh
+
         return init_device_mesh(device, tuple(self.to_json().values()), mesh_dim_names=AXES)
 
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from residua.model.local import Started
-from residua.model.transformer import Transformer, _named
+from residua.model.transformer import Transformer, named_generator, start
 from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Route
 
@@ -225,34 +225,23 @@ def fill(template: Transformer, seed: int, holders: Mapping[str, Sequence[Tensor
     whole and on the host, as in a model that is built there, and only what is held of it stays, so that no more than
     one module's own exists at a time.
     """
-    writers = {
-        id(parameter): 0.0 if getattr(sublayer, "zero", False) else len(template.plan.sites) ** -0.5
-        for sublayer in template.sublayers()
-        for parameter in sublayer.writers()
-    }
     names = {(part, key): name for name, part, key, _ in tensors_of(template)}
-    own = [module for module in template.modules() if isinstance(module, Started)]
-    settled = {id(parameter) for module in own for parameter in module.parameters()}
+    stds = template.starts()
     for name, parameter in template.named_parameters():
-        if name.startswith("stream.") or id(parameter) in settled or not holders.get(name):
-            continue
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype)
-        if name.rsplit(".", 2)[-2].endswith("norm"):
-            whole.fill_(1.0)
-        else:
-            std = template.config.start_std * writers.get(id(parameter), 1.0)
-            whole.normal_(0.0, std, generator=_named(whole, seed, name))
-        _put(holders[name], whole)
-    for module in own:
-        with _filled([module], names, holders):
-            module.start()
-    generator = _named(torch.empty(0), seed, "stream")
+        if name in stds and holders.get(name):
+            whole = torch.empty(parameter.shape, dtype=parameter.dtype)
+            start(whole, stds[name], seed, name)
+            _put(holders[name], whole)
+    for module in template.modules():
+        if isinstance(module, Started):
+            with _filled([module], names, holders):
+                module.start()
+    generator = named_generator(torch.empty(0), seed, "stream")
     for part in template.stream.modules():
         reset = getattr(part, "reset_parameters", None)
         if part is not template.stream and reset is not None:
-            # a reset may reach into the modules below; drawn in the order of `Stream.reset`, held here or not, because
-            # one generator serves them all
-            with _filled(part.modules(), names, holders):
+            # in the order of `Stream.reset`, held here or not, because one generator serves them all
+            with _filled([part], names, holders):
                 reset(generator)
 
 
