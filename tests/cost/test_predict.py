@@ -76,7 +76,10 @@ def test_7b_model_is_costed_in_two_seconds_without_allocating_it(design):
     assert cost.parameters == pytest.approx(7.5684e9, rel=0.005)
 
 
-@pytest.mark.parametrize(("size", "millions"), [("220M", 220.5), ("533M", 533.1), ("1B", 1043.9), ("7.6B", 7568.4)])
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [("220M", 220.5), ("350M", 353.9), ("533M", 533.1), ("1B", 1043.9), ("3B", 2775.6), ("7.6B", 7568.4)],
+)
 def test_preset_has_the_parameters_of_the_paper(size, millions):
     assert predict(sized(size).config, 8).parameters / 1e6 == pytest.approx(millions, abs=0.05)
 

@@ -24,7 +24,9 @@ def command(
     designs: list[str] = typer.Option(
         [], "--design", "-d", help="Design, such as delta:blocks=4; repeatable. standard is always included."
     ),
-    size: str = typer.Option("220M", help="Model size: demo, 220M, 533M, 1B or 7.6B; the options below override it."),
+    size: str = typer.Option(
+        "220M", help="Model size: demo, 220M, 350M, 533M, 1B, 3B or 7.6B; the options below override it."
+    ),
     config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
     depth: int = typer.Option(None, help="Number of Transformer blocks."),
     width: int = typer.Option(None, help="Model width."),
@@ -32,7 +34,7 @@ def command(
     vocab: int = typer.Option(None, help="Vocabulary size."),
     layout: str = typer.Option("attn,mlp", help="Sublayers of a block, such as swa:window=16,attn,mlp."),
     tokens: int = typer.Option(2048, help="Sequence length in tokens."),
-    batch: int = typer.Option(1, help="Batch size."),
+    batch: int = typer.Option(1, help="Batch size; with --parallel, rows of a micro-batch."),
     dtype: str = typer.Option("float32", help="dtype of parameters and activations: float32, bfloat16 or float16."),
     path: str = typer.Option(
         "reference", help="reference: the plain PyTorch ops; fused: ideal kernels, a lower bound."
@@ -43,6 +45,19 @@ def command(
         False, "--asymmetry", help="Compare the cost of an attention window over tokens and over layers."
     ),
     out: Path = typer.Option(None, help="With --asymmetry: directory for its plot and data."),
+    parallel: str = typer.Option(
+        None, help="Predict memory, traffic and time of every rank instead, such as pp=4,fsdp=8; axes pp, dp, fsdp, tp."
+    ),
+    schedule: str = typer.Option(
+        "interleaved", help="With --parallel: pipeline schedule; gpipe, 1f1b, interleaved or zero_bubble."
+    ),
+    microbatches: int = typer.Option(None, help="With --parallel: micro-batches of a step; 2 pp by default."),
+    virtual: int = typer.Option(None, help="With --parallel: pipeline stages on a rank."),
+    whole: bool = typer.Option(False, "--whole", help="With --parallel: send the whole state over every cut."),
+    teraflops: float = typer.Option(400.0, help="With --parallel: TFLOP/s that a device sustains."),
+    inside: float = typer.Option(300.0, help="With --parallel: GB/s between devices of one machine."),
+    between: float = typer.Option(50.0, help="With --parallel: GB/s per device between machines."),
+    machine: int = typer.Option(8, help="With --parallel: devices in one machine."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Predict parameters, FLOPs, memory, state size, cache and communication of designs."""
@@ -57,8 +72,8 @@ def command(
     else:
         target = sized(size, layout=layout, **shape)
     kind = dtype_of(dtype, "float32", "bfloat16", "float16")
-    if sum((measure, bool(sweep), asymmetry)) > 1:
-        raise ValueError("--measure, --sweep and --asymmetry exclude each other; give one")
+    if sum((measure, bool(sweep), asymmetry, parallel is not None)) > 1:
+        raise ValueError("--measure, --sweep, --asymmetry and --parallel exclude each other; give one")
     if measure and (path != "reference" or dtype != "float32"):
         raise ValueError("--measure runs the reference path in float32; drop --path and --dtype")
     if out is not None and not asymmetry:
@@ -76,6 +91,14 @@ def command(
             )
         designs = [target.foreign.design, *designs]
     names = list(dict.fromkeys(["standard", *designs])) if not sweep else (designs or ["standard"])
+    if parallel is not None:
+        from residua.lab.cost.timeline import Device
+
+        device = Device(flops=1e12 * teraflops, inside=1e9 * inside, between=1e9 * between, machine=machine)
+        how = {"schedule": schedule, "microbatches": microbatches, "virtual": virtual, "incremental": not whole,
+               "dtype": kind, "path": path, "device": device}  # fmt: skip
+        _parallel(target, names, parallel, batch, tokens, how, as_json)
+        return
     options = {"batch": batch, "dtype": kind, "path": path}
     if sweep:
         _sweep(target, names, sweep, tokens, options, as_json)
@@ -198,6 +221,79 @@ def _asymmetry(target: Target, tokens: int, dtype: torch.dtype, out: Path | None
     typer.echo(
         f"Added to the standard model; {tokens} tokens, {str(dtype)[6:]}, fused path: a lower bound, not a measurement."
     )
+
+
+PARTS: Mapping[str, str] = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer: AdamW's moments",
+    "gathered": "gathered by FSDP",
+    "activations": "activations of sublayers",
+    "depth_state": "depth state and the design's activations",
+    "cut_buffers": "buffers of the cuts",
+    "loss": "logits and loss",
+    "temporaries": "temporaries of a backward pass",
+    "total": "all",
+}
+AXES: Mapping[str, str] = {
+    "pp": "sent over the cuts (pp)",
+    "shared": "sent: gradients that stages share (pp)",
+    "fsdp": "sent: parameters and gradients (fsdp)",
+    "dp": "sent: gradients (dp)",
+    "tp": "sent: the stream around sublayers (tp)",
+}
+"""What the tables of ranks show."""
+
+
+def _parallel(target: Target, names: list[str], text: str, batch: int, tokens: int, how: Values, as_json: bool) -> None:
+    from residua.lab.cost.ranks import predict_ranks
+    from residua.scale.layout import Parallel
+
+    layout = Parallel.parse(text)
+    micro = how["microbatches"] or (2 * layout.pp if layout.pp > 1 else 1)
+    found = {}
+    for name in names:
+        chosen = target.of(name)
+        rows = batch * micro
+        found[name] = predict_ranks(
+            chosen.config, layout, rows=rows, tokens=tokens, build=chosen.build, **(how | {"microbatches": micro})
+        ).to_json()
+    if as_json:
+        typer.echo(json.dumps({"model": target.config.to_json(), "designs": found}, indent=2))
+        return
+    for name, cost in found.items():
+        ranks = cost["ranks"]
+        titles = [f"{name}: bytes a rank", *(f"pp {one['place']}" for one in ranks)]
+        blocks = [", ".join(f"{first}..{last - 1}" for first, last in one["blocks"]) for one in ranks]
+        lines = [["blocks", *blocks]]
+        lines += [[title, *(_bytes(one["memory"][part]) for one in ranks)] for part, title in PARTS.items()]
+        lines += [
+            [f"{title}, a step", *(_bytes(one["traffic"][axis]) for one in ranks)]
+            for axis, title in AXES.items()
+            if any(one["traffic"][axis] for one in ranks)
+        ]
+        print_table(titles, lines, width=240)
+        if cost["links"]:
+            each = ", ".join(f"{one['stage']}-{one['stage'] + 1}: {_bytes(one['forward'])}" for one in cost["links"])
+            sent = sum(one["tensors"] for one in cost["links"])
+            typer.echo(f"{sent} tensors a micro-batch cross the cuts forward ({each}).")
+        time = cost["time"]
+        typer.echo(
+            f"Step: {time['step']:.3g} s, of it {time['compute'] / time['step']:.0%} arithmetic of the busiest rank, "
+            f"{time['bubble'] / time['step']:.0%} waiting and {time['communication_share']:.0%} communication.\n"
+        )
+    schedule = f" {found[names[0]]['schedule']}." if layout.pp > 1 else ""
+    typer.echo(
+        f"{layout}: {layout.ranks} ranks, {micro} micro-batches of {batch} x {tokens} tokens a copy.{schedule} "
+        "Predicted, at the fullest moment of a rank; times as if communication never overlapped with arithmetic."
+    )
+
+
+def _bytes(value: float) -> str:
+    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f} B" if value else "-"
 
 
 def _number(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 predict(config, tokens)         operations, memory, state, cache and traffic of a model, without allocating it
 run_and_count(config, tokens)   the same, by running it; `measure` is its earlier name
+ranks.predict_ranks(config, parallel, ...)   memory, traffic and time of every rank of a step on many
 """
 
 from residua.lab.cost.predict import Cost as Cost

@@ -22,11 +22,14 @@ from residua.registry import build
 PRESETS: Mapping[str, Mapping[str, int]] = {
     "demo": {"width": 64, "depth": 4, "heads": 4, "vocab": 256},
     "220M": {"width": 768, "depth": 12, "heads": 12, "kv_heads": 4, "mlp_width": 3072, "vocab": 151_936},
+    "350M": {"width": 1024, "depth": 24, "heads": 16, "vocab": 50_304},
     "533M": {"width": 1024, "depth": 24, "heads": 16, "kv_heads": 8, "mlp_width": 4096, "vocab": 151_936},
     "1B": {"width": 1280, "depth": 36, "heads": 20, "kv_heads": 4, "mlp_width": 5120, "vocab": 151_936},
+    "3B": {"width": 2560, "depth": 32, "heads": 32, "vocab": 50_304, "tied": False},
     "7.6B": {"width": 4096, "depth": 36, "heads": 32, "kv_heads": 8, "mlp_width": 12_288, "vocab": 151_936},
 }
-"""The shapes of the Delta paper's models (2605.18855), as its parameter counts give them, and our own demo."""
+"""The shapes of the Delta paper's models (2605.18855), as its parameter counts give them, and our own demo. 350M is the
+shape of GPT-2 medium; 3B that of Pythia 2.8B, which MUDD's largest model has (2502.12170)."""
 
 FOREIGN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "phi3", "smollm3")
 """Hugging Face model types whose blocks are ours: pre-norm, rotary attention and a gated MLP."""
