@@ -14,6 +14,7 @@ import torch
 OLDEST = Path(sys.prefix) / "oldest"
 CURES = {
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
+    "cluster": ("ray", "RESIDUA_REQUIRE=cluster make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
     "oldest": ("the oldest transformers declared", "RESIDUA_REQUIRE=oldest make setup"),
 }
@@ -25,7 +26,8 @@ def missing(tool: str) -> bool:
         return not shutil.which("chromium") or importlib.util.find_spec("playwright") is None
     if tool == "oldest":
         return not (OLDEST / "transformers").is_dir()
-    return any(importlib.util.find_spec(name) is None for name in ("lm_eval", "transformers"))
+    needed = {"cluster": ("ray",), "eval": ("lm_eval", "transformers")}
+    return any(importlib.util.find_spec(name) is None for name in needed[tool])
 
 
 def pytest_configure(config: pytest.Config) -> None:
