@@ -1,4 +1,4 @@
-"""`--on slurm` through submitit's local executor: killed, preempted, interrupted, abandoned; the table of a local run."""
+"""`--on slurm` through submitit's local executor: killed, preempted, interrupted; the table of a local run."""
 
 import os
 import signal

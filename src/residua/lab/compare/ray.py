@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -52,10 +53,12 @@ class Ray(Pool):
         if not ray.is_initialized():
             address = str(self.options.get("address", "auto"))
             try:
+                _reach(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise ValueError(
-                    f"--on ray: no Ray cluster at {address} ({str(error).strip().splitlines()[0]}); start one with "
+                    f"--on ray: no Ray cluster at {address} ({reason}); start one with "
                     "`ray start --head`, or name it: ray:address=host:port"
                 ) from None
             self.ours = True
@@ -64,6 +67,13 @@ class Ray(Pool):
 
 def _call(run: Remote) -> int:
     return run()
+
+
+def _reach(address: str) -> None:
+    """An error at once where nothing listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _path() -> dict[str, str]:
