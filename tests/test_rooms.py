@@ -4,17 +4,18 @@ A room is what `ls src/residua` and `ls src/residua/lab` show: `residua.ops`, `r
 The root, `residua/__init__.py`, is a room as well. The rooms lie in storeys, and imports go downwards:
 
     command line    cli                                                  may import everything
-    laboratory      lab.*                                                core, hf, testing, and each other
+    laboratory      lab.*                                                core, hf, scale, testing, and each other
     integration     hf                                                   core
+    scale           scale                                                core
     laws            testing                                              core
-    core            model  counting  runner                              core; never hf, lab, cli or testing
+    core            model  counting  runner                              core; never hf, scale, lab, cli or testing
                     streams (the designs)
                     registry  stream
                     ops  native
                     plan  options  spec  cache  extras  _arrival  _version
 
 1. Rooms form no circle.
-2. Modules form no circle inside `hf`, `ops`, `native`, `model`, `streams` and `counting`.
+2. Modules form no circle inside `hf`, `ops`, `native`, `model`, `streams`, `counting` and `scale`.
 3. A design (`streams/<name>.py`) imports `stream`, `plan`, `registry`, `options`, `spec`, `ops` and the shared parts of
    its own folder (`streams/_*.py`), and nothing else of residua: no other design, no kernel, no model.
 4. Imports go downwards, as drawn.
@@ -39,8 +40,9 @@ STOREYS: Mapping[str, set[str]] = {
     **dict.fromkeys(CORE, CORE),
     "testing": CORE | {"testing"},
     "hf": CORE | {"hf"},
-    "lab": CORE | {"hf", "testing", "lab", ""},
-    "cli": CORE | {"hf", "testing", "lab", "cli", ""},
+    "scale": CORE | {"scale"},
+    "lab": CORE | {"hf", "scale", "testing", "lab", ""},
+    "cli": CORE | {"hf", "scale", "testing", "lab", "cli", ""},
     "": CORE,
 }
 """A storey and those it may import; the root is the empty name."""
@@ -119,7 +121,7 @@ def test_rooms_form_no_circle():
     assert not circle(between_rooms())
 
 
-@pytest.mark.parametrize("package", ["hf", "ops", "native", "model", "streams", "counting"])
+@pytest.mark.parametrize("package", ["hf", "ops", "native", "model", "streams", "counting", "scale"])
 def test_modules_form_no_circle(package):
     inside = {module: others for module, others in GRAPH.items() if storey(module) == package}
     assert inside

@@ -53,6 +53,13 @@ class Block(nn.Module):
         return Runner.cut(self(Flow(state), *others))
 
 
+class Unembed(nn.Module):
+    """x W': a module, so that a parallel style can hold on to what goes in and comes out."""
+
+    def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.linear(x, weight)
+
+
 class Transformer(nn.Module):
     """Token ids to logits, through any residual design and any layout."""
 
@@ -69,6 +76,7 @@ class Transformer(nn.Module):
         if again is not None and self.plan.loop is not None:
             self.begin = Again(config, again, self.plan.loop.between, self.norm)
         self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.unembed = Unembed()
         self._refuse()
         self.initialise(seed)
 
@@ -136,7 +144,7 @@ class Transformer(nn.Module):
 
     def logits(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t vocab"]:
         """Of what the head reads, normalised."""
-        return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+        return self.unembed(x, self.embed.weight if self.head is None else self.head.weight)
 
     def walk(
         self, ids: Int[Tensor, "b t"], runner: Runner | None = None, between: Callable[[Flow], Flow] = lambda flow: flow
@@ -211,6 +219,20 @@ class Transformer(nn.Module):
         Each is drawn from a generator seeded by its own name, so that models of one seed share the weights of
         their sublayers to the last bit, whatever their designs.
         """
+        stds = self.starts()
+        for name, parameter in self.named_parameters():
+            if name in stds:
+                start(parameter, stds[name], seed, name)
+        for module in self.modules():
+            if isinstance(module, Started):
+                module.start()
+        self.stream.reset(named_generator(self.embed.weight, seed, "stream"))
+
+    def starts(self) -> dict[str, float | None]:
+        """The standard deviation of every parameter that is drawn at the start, by name; None for a gain, which is 1.
+
+        Those of the stream and those of `Started` modules begin at values of their own, and are not here.
+        """
         writers = {
             id(parameter): 0.0 if getattr(sublayer, "zero", False) else len(self.plan.sites) ** -0.5
             for sublayer in self.sublayers()
@@ -218,17 +240,13 @@ class Transformer(nn.Module):
         }
         started = [module for module in self.modules() if isinstance(module, Started)]
         settled = {id(parameter) for module in started for parameter in module.parameters()}
-        for name, parameter in self.named_parameters():
-            if name.startswith("stream.") or id(parameter) in settled:
-                continue
-            if name.rsplit(".", 2)[-2].endswith("norm"):
-                parameter.fill_(1.0)
-            else:
-                std = self.config.start_std * writers.get(id(parameter), 1.0)
-                parameter.normal_(0.0, std, generator=_named(parameter, seed, name))
-        for module in started:
-            module.start()
-        self.stream.reset(_named(self.embed.weight, seed, "stream"))
+        return {
+            name: None
+            if name.rsplit(".", 2)[-2].endswith("norm")
+            else self.config.start_std * writers.get(id(one), 1.0)
+            for name, one in self.named_parameters()
+            if not name.startswith("stream.") and id(one) not in settled
+        }
 
     def _refuse(self) -> None:
         """Combinations that would not be what they say they are."""
@@ -250,7 +268,15 @@ class Transformer(nn.Module):
                     )
 
 
-def _named(like: Tensor, seed: int, name: str) -> torch.Generator | None:
+def start(parameter: Tensor, std: float | None, seed: int, name: str) -> None:
+    """Put a parameter where `Transformer.starts` says that it begins."""
+    if std is None:
+        parameter.fill_(1.0)
+    else:
+        parameter.normal_(0.0, std, generator=named_generator(parameter, seed, name))
+
+
+def named_generator(like: Tensor, seed: int, name: str) -> torch.Generator | None:
     """A generator of its own for every name; none on the meta device, where nothing is drawn."""
     if like.device.type == "meta":
         return None
