@@ -1,6 +1,7 @@
 """`--on ray` on a cluster of two processors: a worker killed, the command killed, Ctrl-C; the table of a local run."""
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 
 CLUSTER = """
 import sys, ray
-print(ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False).address_info["gcs_address"], flush=True)
+here = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+print(here.address_info["gcs_address"], flush=True)
 sys.stdin.read()
 """
 
@@ -23,18 +25,28 @@ def place(tmp_path_factory):
     return pools.make_place(tmp_path_factory.mktemp("ray"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _token():
+    """A token for this cluster and its commands alone: none that lies on the machine is used, and none is written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
-def address():
+def address(_token):
     """A cluster that outlives the commands; it ends with its process, and that with this one."""
-    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
-    environment.pop("RAY_ADDRESS", None)
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env=environment,
+        text=True,
     )  # fmt: skip
-    yield process.stdout.readline().strip()
-    process.stdin.close()
-    process.wait(timeout=60)
+    with process:
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+        process.wait(timeout=60)
 
 
 def test_table_is_the_local_one_whatever_happens(place, address):
