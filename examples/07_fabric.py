@@ -1,7 +1,7 @@
-"""Lightning Fabric trains a sharded model: its ModelParallelStrategy takes `shard` as it is.
+"""Lightning Fabric trains a sharded model: its ModelParallelStrategy takes `shard` and `materialise` as they are.
 
-Every process starts as `python examples/07_fabric.py 2`: two of them here, on CPUs; devices are an argument of Fabric.
-The model is built on meta, sharded and only then filled, with the numbers that an unsharded one has.
+`python examples/07_fabric.py 2` starts two processes, on CPUs; devices are an argument of Fabric. The model is built on
+meta, sharded and only then filled, with the numbers that an unsharded one has.
 """
 
 import os
@@ -18,14 +18,14 @@ config = ModelConfig(vocab=64, width=32, depth=2, heads=2, design="attnres")
 processes = int(sys.argv[1])
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 strategy = ModelParallelStrategy(
-    lambda model, mesh: shard(model, mesh["data_parallel"]), data_parallel_size=processes, tensor_parallel_size=1
-)
+    lambda model, mesh: materialise(shard(model, mesh["data_parallel"]), seed=0),
+    data_parallel_size=processes, tensor_parallel_size=1,
+)  # fmt: skip
 fabric = Fabric(accelerator="cpu", devices=processes, strategy=strategy)
 fabric.launch()
 with torch.device("meta"):
     network = Transformer(config)
-model = fabric.setup_module(network, move_to_device=False)
-materialise(network, seed=0)
+model = fabric.setup_module(network)
 optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-2))
 
 data = torch.Generator().manual_seed(0)

@@ -34,14 +34,17 @@ def make_place(folder):
 
 
 def start(place, out, *flags):
-    """The command, begun."""
-    return subprocess.Popen(
+    """The command, begun at `began` in seconds."""
+    began = time.time()
+    process = subprocess.Popen(
         [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", "plan.toml", "--out", out,
          "--no-report", "--json", *flags],
         cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"RESIDUA_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a test run may ignore it
     )  # fmt: skip
+    process.began = began
+    return process
 
 
 def finish(process, timeout=300):
@@ -50,12 +53,15 @@ def finish(process, timeout=300):
     return process.returncode, json.loads(said) if process.returncode == 0 else said, error
 
 
-def at_work(place, out, updates=30, timeout=200):
-    """The process of the first run found in the middle of its updates, and the run's folder."""
+def at_work(command, place, out, updates=30, timeout=200):
+    """The process of the first run that a command started and that is in the middle of its updates; and its folder."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         for metrics in (place / out).glob("runs/*/*/metrics.jsonl"):
             folder = metrics.parent
+            job = place / out / "jobs" / f"{folder.relative_to(place / out)}.json"
+            if min(job.stat().st_mtime, metrics.stat().st_mtime) < command.began:
+                continue  # what an earlier command left
             if not (folder / "result.json").exists() and metrics.read_bytes().count(b"\n") > updates:
                 try:
                     return json.loads((folder / "run.lock").read_text())["pid"], folder

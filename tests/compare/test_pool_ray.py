@@ -55,15 +55,15 @@ def test_table_is_the_local_one_whatever_happens(place, address):
 
     on = "--on", f"ray:address={address}"
     command = pools.start(place, "out", *on)
-    worker, _ = pools.at_work(place, "out")
+    worker, _ = pools.at_work(command, place, "out")
     os.kill(worker, signal.SIGKILL)
-    pools.at_work(place, "out", updates=60)
+    pools.at_work(command, place, "out", updates=60)
     command.kill()
     _, _, error = pools.finish(command)
     assert "lost (its process was killed" in error
 
     command = pools.start(place, "out", *on)
-    _, folder = pools.at_work(place, "out", updates=10)
+    _, folder = pools.at_work(command, place, "out", updates=10)
     command.send_signal(signal.SIGINT)
     code, _, error = pools.finish(command)
     assert code == 130, error

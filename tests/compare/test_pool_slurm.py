@@ -28,9 +28,9 @@ def expected(place):
 def test_table_is_the_local_one_whatever_happens(place, expected):
     """A worker killed, one preempted, the command killed, Ctrl-C: then the same command ends with the same bits."""
     command = pools.start(place, "out", *ON)
-    worker, _ = pools.at_work(place, "out")
+    worker, _ = pools.at_work(command, place, "out")
     os.kill(worker, signal.SIGKILL)
-    preempted, folder = pools.at_work(place, "out", updates=60)
+    preempted, folder = pools.at_work(command, place, "out", updates=60)
     os.kill(preempted, signal.SIGUSR2)
     pools.wait_for(lambda: pools.said(place, "out", folder, "Requeued job"))
     command.kill()
@@ -38,7 +38,7 @@ def test_table_is_the_local_one_whatever_happens(place, expected):
     assert "lost (its process was killed" in error
 
     command = pools.start(place, "out", *ON)  # the jobs of the first may still be at work: it waits for them
-    _, folder = pools.at_work(place, "out", updates=10)
+    _, folder = pools.at_work(command, place, "out", updates=10)
     command.send_signal(signal.SIGINT)
     code, _, error = pools.finish(command)
     assert code == 130, error

@@ -112,9 +112,7 @@ def parallelize(
         f"mixed_precision_reduce={training.mixed_precision_reduce}": training.mixed_precision_reduce != "float32",
     }
     if asked := [name for name, wanted in unable.items() if wanted]:
-        raise ValueError(
-            f"residua.integrations.torchtitan cannot do {', '.join(asked)}; set spmd_backend=partial_dtensor, or see residua train"
-        )
+        raise ValueError(f"torchtitan with this model cannot do {', '.join(asked)}; spmd_backend is partial_dtensor")
     names = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     model.dtype = TYPES[training.mixed_precision_param]
     model.checkpointed = ac_config is not None
