@@ -14,12 +14,12 @@ sizes = [{ depth = 1, width = 16, heads = 2 }]
 
 [train]
 corpus = "dir:text"
-steps = 200
+steps = 600
 batch = 2
 context = 16
-eval_every = 100
+eval_every = 300
 eval_windows = 4
-save_every = 40
+save_every = 50
 """
 
 

@@ -43,6 +43,7 @@ def test_table_is_the_local_one_whatever_happens(place, expected):
     code, _, error = pools.finish(command)
     assert code == 130, error
     assert "every run is saved" in error
+    assert pools.said(place, "out", folder, "stopped by SIGTERM")
 
     code, results, error = pools.finish(pools.start(place, "out", *ON))
     assert code == 0, error

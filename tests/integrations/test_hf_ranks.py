@@ -1,4 +1,4 @@
-"""Converted models on two processes, by HF's Trainer (DDP) and under `fully_shard`: saved, loaded, equal to one process.
+"""Converted models on two processes, by HF's Trainer (DDP) and under `fully_shard`: saved, loaded, equal to one.
 
 Trainer's own FSDP is not run: accelerate leaves its FSDP2 plugin aside on CPUs and takes DDP.
 """

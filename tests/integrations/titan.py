@@ -82,10 +82,24 @@ def alone(design):
     return found
 
 
+def refused():
+    """What is said to a layout that cannot be."""
+    spec = model_spec(ModelConfig(design="standard", **NETWORK))
+    parallelism = ParallelismConfig(pipeline_parallel_degree=2, spmd_backend="partial_dtensor")
+    try:
+        spec.parallelize_fn(
+            None, parallel_dims=ParallelDims.from_config(parallelism, 2), training=TrainingConfig(),
+            parallelism=parallelism, compile_config=CompileConfig(enable=True), ac_config=None, dump_folder="",
+        )  # fmt: skip
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    told = {}
+    told = {"refused": refused()}
     for design in residua.names():
         start, sharded = losses(design, rank, size)
         told[design] = {"start": start, "sharded": sharded, "alone": alone(design)}
