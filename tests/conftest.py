@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-OLDEST = Path(sys.prefix) / "oldest"
+OLDEST, ENGINES = Path(sys.prefix) / "oldest", Path(sys.prefix) / "engines"
 CURES = {
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
+    "cluster": ("ray", "RESIDUA_REQUIRE=cluster make setup"),
+    "engines": ("torchtitan and Lightning", "RESIDUA_REQUIRE=engines make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
     "oldest": ("the oldest transformers declared", "RESIDUA_REQUIRE=oldest make setup"),
 }
@@ -25,7 +27,10 @@ def missing(tool: str) -> bool:
         return not shutil.which("chromium") or importlib.util.find_spec("playwright") is None
     if tool == "oldest":
         return not (OLDEST / "transformers").is_dir()
-    return any(importlib.util.find_spec(name) is None for name in ("lm_eval", "transformers"))
+    if tool == "engines":
+        return not (ENGINES / "torchtitan").is_dir()
+    needed = {"cluster": ("ray",), "eval": ("lm_eval", "transformers")}
+    return any(importlib.util.find_spec(name) is None for name in needed[tool])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -5,6 +5,7 @@ The root, `residua/__init__.py`, is a room as well. The rooms lie in storeys, an
 
     command line    cli                                                  may import everything
     laboratory      lab.*                                                core, hf, scale, testing, and each other
+    other engines   integrations                                         core, scale; nobody imports it
     integration     hf                                                   core
     scale           scale                                                core
     laws            testing                                              core
@@ -41,6 +42,7 @@ STOREYS: Mapping[str, set[str]] = {
     "testing": CORE | {"testing"},
     "hf": CORE | {"hf"},
     "scale": CORE | {"scale"},
+    "integrations": CORE | {"scale", "integrations"},
     "lab": CORE | {"hf", "scale", "testing", "lab", ""},
     "cli": CORE | {"hf", "scale", "testing", "lab", "cli", ""},
     "": CORE,

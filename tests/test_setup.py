@@ -122,6 +122,16 @@ def test_oldest_release_is_the_declared_one_and_goes_to_its_own_folder(fake, lin
     assert (again.returncode, again.stdout, (fake / "log").read_text()) == (0, "", calls)
 
 
+def test_engines_go_to_a_folder_of_their_own_at_pinned_versions(fake):
+    """Without what they declare: it would replace versions that the rest is tested with."""
+    done = setup(fake, "core", RESIDUA_REQUIRE="engines")
+    assert done.returncode == 0, done.stderr
+    last = (fake / "log").read_text().splitlines()[-1]
+    assert f"--no-deps --target {fake}/.venv/engines torchtitan==" in last
+    pins = set((ROOT / "constraints.txt").read_text().splitlines())
+    assert set(last.partition("/engines ")[2].split()) <= pins
+
+
 def test_oldest_release_needs_a_lower_bound(fake):
     declare(fake, "transformers<6")
     done = setup(fake, "oldest")

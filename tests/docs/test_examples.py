@@ -14,13 +14,16 @@ from residua.testing import LAWS
 pytestmark = pytest.mark.slow  # each example trains
 
 ROOT = Path(__file__).resolve().parents[2]
+ENGINES = Path(sys.prefix) / "engines"
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
 
 
-def run(name, folder, *arguments, leaves=()):
+def run(name, folder, *arguments, leaves=(), warnings="error", path=()):
+    path = os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-W", "error", ROOT / "examples" / name, *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=120, env=os.environ | {"RESIDUA_STRICT": "1"},
+        [sys.executable, "-W", warnings, ROOT / "examples" / name, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"RESIDUA_STRICT": "1", "PYTHONPATH": path},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(folder.iterdir()) == list(leaves), "an example leaves nothing behind but what it was asked for"
@@ -65,6 +68,19 @@ def test_compare_prints_a_row_for_every_design(tmp_path):
     assert [name for name, _ in rows] == ["standard", "delta:blocks=2"]
     assert rows[0][1] == "baseline"
     assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", rows[1][1])
+
+
+@pytest.mark.engines
+def test_fabric_shards_over_two_processes(tmp_path):
+    """And has the losses of one; torch and Lightning have warnings of their own to give."""
+    one, two = (
+        re.findall(
+            r"^step \d: loss ([\d.]+)$", run("07_fabric.py", tmp_path, count, warnings="default", path=[ENGINES]), re.M
+        )
+        for count in "12"
+    )
+    assert len(two) == 5
+    assert [float(loss) for loss in two] == pytest.approx([float(loss) for loss in one], abs=3e-6)
 
 
 def test_examples_are_numbered_without_gaps():

@@ -38,7 +38,12 @@ def command(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
     ),
     out: Path = typer.Option(..., "--out", "-o", help="Output directory; the same command resumes there."),
-    jobs: int = typer.Option(1, "--jobs", "-j", help="Parallel runs."),
+    jobs: int = typer.Option(
+        None, "--jobs", "-j", help="Parallel runs; by default one here, and on a cluster what it has room for."
+    ),
+    on: str = typer.Option(
+        "local", "--on", help="local, slurm or ray, with options such as slurm:partition=gpu,minutes=720,gpus=1."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
@@ -68,7 +73,7 @@ def command(
         return
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, force=force, command=typed(), on_event=listen)
+            results = compare(chosen, out, jobs=jobs, on=on, force=force, command=typed(), on_event=listen)
     except KeyboardInterrupt:
         tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
@@ -140,6 +145,10 @@ def _ended(event: Record) -> str:
     return f"{event['run']}: loss {event['loss']:.4f}, {event['bits_per_byte']:.4f} bits/byte"
 
 
+def _lost(event: Record) -> str:
+    return f"{event['run']}: lost ({event['message']}); started again, {event['restart']} of {event['of']}"
+
+
 class _Plain:
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -158,6 +167,8 @@ class _Plain:
             self.left = event["runs"] - event["done"]
             if event["done"]:
                 self.console.print(f"{event['done']} of {event['runs']} runs are already done")
+        elif event["kind"] == "lost":
+            self.console.print(_lost(event))
         elif event["kind"] in ("finished", "diverged"):
             self.left -= 1
             self.console.print(f"{_ended(event)}; {self.left} left")
@@ -191,6 +202,8 @@ class _Live(_Plain):
             self.tasks[event["run"]] = self.progress.add_task(event["run"], total=event["steps"], note="")
         elif kind == "progress" and "step" in event:
             self.progress.update(self.tasks[event["run"]], completed=event["step"], note=f"loss {event['loss']:.3f}")
+        elif kind == "lost":
+            self.progress.console.print(_lost(event))
         elif kind in ("finished", "diverged"):
             self.progress.remove_task(self.tasks.pop(event["run"]))
             self.progress.advance(self.whole)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -23,6 +23,8 @@ ROUTING = "routing.json"
 """Beside the files of a run: how its reads were routed, where it was looked at."""
 DIVERGED = "diverged.json"
 """Of a run that broke by its own numbers: step, site and message. It would break again, so it is not run again."""
+HARDWARE = "hardware.json"
+"""Of a run of a comparison: the kinds of hardware that its updates were made on, in order."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
 
 
@@ -43,6 +45,15 @@ class FinishedRun:
     """The fields of its `TrainConfig`; None where the folder keeps no config.json."""
     manifest: Record | None = None
     """Data, versions and machine; None where the folder keeps none."""
+    hardware: Sequence[str] = ()
+    """The kinds of hardware that its updates were made on; none where the folder does not say."""
+
+    @property
+    def kind(self) -> str | None:
+        """The kind of hardware that its speed is of, empty if unknown; None where it moved from one to another."""
+        if len(self.hardware) > 1:
+            return None
+        return self.hardware[0] if self.hardware else ""
 
     @property
     def config(self) -> TrainConfig:
@@ -94,13 +105,28 @@ class Series:
         """Bytes of memory at the peak, the mean over seeds."""
         return fmean(run.memory for run in self.seeds)
 
+    @property
+    def hardware(self) -> list[str]:
+        """Every kind of hardware that its seeds ran on."""
+        return list(dict.fromkeys(kind for run in self.seeds for kind in run.hardware))
+
     def over(self, baseline: Series | None) -> dict[str, float | None]:
-        """Speed and memory as multiples of the baseline's; None where one of the two is not known."""
-        own = {"speed": self.speed, "memory": self.memory}
-        base = {} if baseline is None else {"speed": baseline.speed, "memory": baseline.memory}
+        """Speed and memory as multiples of the baseline's; None where one of the two is not known.
+
+        Only seeds on hardware of one kind are compared: where both ran on several, the mean of the multiples on each.
+        """
+        if baseline is None:
+            return {"speed": None, "memory": None}
+        pairs = [(self._on(kind), baseline._on(kind)) for kind in dict.fromkeys(run.kind for run in self.seeds)]
+        pairs = [(own, base) for own, base in pairs if own.seeds and base.seeds]
         return {
-            key: value / under if value is not None and (under := base.get(key)) else None for key, value in own.items()
+            "speed": mean_if_all(_ratio(own.speed, base.speed) for own, base in pairs),
+            "memory": mean_if_all(_ratio(own.memory, base.memory) for own, base in pairs),
         }
+
+    def _on(self, kind: str | None) -> Series:
+        """Its seeds on one kind of hardware; none of a run that moved between kinds."""
+        return replace(self, seeds=[run for run in self.seeds if run.kind == kind and kind is not None])
 
     def routing_means(self) -> dict[str, float | None]:
         """Of `ROUTED`, over seeds and sites; `deep_` those of the last third of the network."""
@@ -127,6 +153,7 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
         routing=read_if_there(folder / ROUTING),
         settings=read_if_there(folder / "config.json"),
         manifest=read_if_there(folder / "manifest.json"),
+        hardware=(read_if_there(folder / HARDWARE) or {"kinds": ()})["kinds"],
     )
 
 
@@ -143,6 +170,10 @@ def divergence(folder: Path) -> Record | None:
 def final_loss(folder: Path) -> float:
     """The validation loss of a run that ended; infinite if it diverged."""
     return math.inf if divergence(folder) else read_json(folder / RESULT)["loss"]
+
+
+def _ratio(own: float | None, base: float | None) -> float | None:
+    return own / base if own is not None and base else None
 
 
 def read_if_there(path: Path) -> Record | None:

@@ -13,6 +13,7 @@ import sys
 
 from residua.lab.bench.timing import Measured
 from residua.lab.common.files import versions
+from residua.lab.common.hardware import processor
 
 KEEP_PAGES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:"
@@ -55,7 +56,7 @@ def describe(threads: int, cores: list[int]) -> Measured:
 
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         **versions(),
         "threads": threads,
@@ -63,11 +64,3 @@ def describe(threads: int, cores: list[int]) -> Measured:
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "kernels": _backend.kernels(),
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "unknown")
-    except OSError:
-        return platform.processor() or "unknown"

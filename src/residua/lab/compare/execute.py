@@ -1,16 +1,12 @@
-"""Run what a plan asks for, several processes at a time; stop and start again at any point.
+"""Run what a plan asks for, several at a time, in any pool; stop and start again at any point.
 
-A run that has its result, or that diverged, is not run again. Ctrl-C asks every running process to save and waits for
-them.
+A run that has its result, or that diverged, is not run again. Ctrl-C asks every run to save and waits for them.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +15,12 @@ from pathlib import Path
 
 from residua.lab.common.files import Listener, Values, read_json, write_json
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
+from residua.lab.compare.pool import Pool, Started
+from residua.lab.compare.work import STOPPED, Work
 from residua.lab.runs import RESULT, divergence, is_done
+
+PATIENCE = 60.0
+"""Seconds that runs have to save when they are asked to end."""
 
 
 class RunFailed(ValueError):
@@ -29,9 +30,11 @@ class RunFailed(ValueError):
 @dataclass
 class _Job:
     run: Run
-    folder: Path
-    log: Path
-    process: subprocess.Popen[bytes]
+    work: Work
+    started: Started
+    told: bool = False
+    """Whether its start was told: what lies in a queue has not begun."""
+    restarts: int = 0
 
 
 def claim(plan: ComparePlan, out: Path) -> None:
@@ -48,31 +51,44 @@ def claim(plan: ComparePlan, out: Path) -> None:
 
 
 def execute(
-    runs: Sequence[Run], out: Path, *, jobs: int, threads: int, listen: Listener, needed: Collection[str] = ()
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    pool: Pool,
+    jobs: int | None,
+    threads: int,
+    listen: Listener,
+    needed: Collection[str] = (),
 ) -> None:
-    """Bring every run to its end, at most `jobs` at a time.
+    """Bring every run to its end, at most `jobs` at a time, or as many as the pool takes.
 
     A run that diverges is told and left at that, unless its folder is one of `needed`: without those the rest is of
-    no use.
+    no use. A run whose process was killed is started again as often as the pool allows.
     """
     for run in runs:
         _check(run, out, needed)
     waiting = [run for run in runs if not (is_done(out / run.folder) or divergence(out / run.folder))]
     listen({"kind": "phase", "runs": len(runs), "done": len(runs) - len(waiting)})
+    parallel = jobs or pool.parallel or len(runs)
     running: list[_Job] = []
     with _stopping(running):
         while waiting or running:
-            while waiting and len(running) < jobs:
+            while waiting and len(running) < parallel:
                 run = waiting.pop(0)
-                running.append(_start(run, out, threads))
-                listen({"kind": "started", "run": run.folder, "steps": run.config.steps})
-            time.sleep(0.2)
-            for job in [job for job in running if job.process.poll() is not None]:
-                running.remove(job)
-                _finish(job, listen)
-                _check(job.run, out, needed)
+                work = _prepare(run, out, threads)
+                running.append(_Job(run, work, pool.start(work)))
+                _tell_start(running[-1], listen, begun=not pool.queues)
+            time.sleep(pool.pause)
+            for job in [job for job in running if not job.started.running()]:
+                _tell_start(job, listen)
+                if _ended(job, pool, listen):
+                    running.remove(job)
+                    _check(job.run, out, needed)
             for job in running:
-                listen({"kind": "progress", "run": job.run.folder, **_last_line(job.folder / "metrics.jsonl")})
+                line = _last_line(job.work.folder / "metrics.jsonl")
+                _tell_start(job, listen, begun=bool(line))
+                if job.told:
+                    listen({"kind": "progress", "run": job.run.folder, **line})
 
 
 def _check(run: Run, out: Path, needed: Collection[str]) -> None:
@@ -84,35 +100,53 @@ def _check(run: Run, out: Path, needed: Collection[str]) -> None:
         )
 
 
-def _start(run: Run, out: Path, threads: int) -> _Job:
-    folder, job = out / run.folder, out / "jobs" / f"{run.folder}.json"  # a run's folder is the run's alone
-    log = job.with_suffix(".log")
+def _prepare(run: Run, out: Path, threads: int) -> Work:
+    job = out / "jobs" / f"{run.folder}.json"  # a run's folder is the run's alone
     job.parent.mkdir(parents=True, exist_ok=True)
     write_json(job, run.config.to_json())
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    with log.open("ab") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "residua.lab.compare.worker", str(job), str(folder)],
-            stdin=subprocess.DEVNULL, stdout=written, stderr=written, env=environment, start_new_session=True,
-        )  # fmt: skip
-    return _Job(run, folder, log, process)
+    work = Work(job, out / run.folder, threads, gpus=int(run.config.device == "cuda"))
+    work.begin()
+    return work
 
 
-def _finish(job: _Job, listen: Listener) -> None:
-    if broken := divergence(job.folder):
-        listen({"kind": "diverged", "run": job.run.folder, **broken})
-        return
-    if job.process.returncode == 0 and is_done(job.folder):
-        listen({"kind": "finished", "run": job.run.folder, **read_json(job.folder / RESULT)})
-        return
-    lines = job.log.read_text(errors="replace").strip().splitlines()
-    reason = lines[-1] if lines else f"exit code {job.process.returncode}"
-    raise RunFailed(f"run {job.run.folder} failed: {reason} (see {job.log}); finished runs are kept")
+def _tell_start(job: _Job, listen: Listener, *, begun: bool = True) -> None:
+    if begun and not job.told:
+        job.told = True
+        listen({"kind": "started", "run": job.run.folder, "steps": job.run.config.steps})
+
+
+def _ended(job: _Job, pool: Pool, listen: Listener) -> bool:
+    """Tell how a run ended; False if its process was lost and it was started again. An error if it failed."""
+    name, folder = job.run.folder, job.work.folder
+    if broken := divergence(folder):
+        listen({"kind": "diverged", "run": name, **broken})
+        return True
+    if is_done(folder):
+        listen({"kind": "finished", "run": name, **read_json(folder / RESULT)})
+        return True
+    told = job.work.ended()
+    lost = told is None or told[0] == STOPPED  # nobody here asked it to stop: its machine was wanted for something else
+    reason = _reason(job.work, told)
+    if lost and job.restarts < pool.restarts:
+        job.restarts += 1
+        listen({"kind": "lost", "run": name, "message": reason, "restart": job.restarts, "of": pool.restarts})
+        job.work.begin()
+        job.started = pool.start(job.work)
+        return False
+    raise RunFailed(f"run {name} failed: {reason} (see {job.work.log}); finished runs are kept")
+
+
+def _reason(work: Work, told: tuple[int, str] | None) -> str:
+    """The last line of what a run said for itself; of one that was killed, what its process printed last."""
+    if told is not None:
+        return (told[1].strip().splitlines() or ["no reason given"])[-1]
+    lines = work.log.read_text(errors="replace").strip().splitlines() if work.log.exists() else []
+    return "its process was killed" + (f", and its log ends: {lines[-1]}" if lines else "")
 
 
 @contextmanager
 def _stopping(running: list[_Job]) -> Iterator[None]:
-    """Turn SIGTERM into an interrupt, and on any way out let the running processes save first."""
+    """Turn SIGTERM into an interrupt, and on any way out let the runs save first."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -122,13 +156,14 @@ def _stopping(running: list[_Job]) -> Iterator[None]:
         yield
     finally:
         for job in running:
-            if job.process.poll() is None:
-                job.process.send_signal(signal.SIGTERM)
+            if job.started.running():
+                job.started.stop()
+        deadline = time.monotonic() + PATIENCE
+        while any(job.started.running() for job in running) and time.monotonic() < deadline:
+            time.sleep(0.1)
         for job in running:
-            try:
-                job.process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                job.process.kill()
+            if job.started.running():
+                job.started.kill()
         signal.signal(signal.SIGTERM, before)
 
 

@@ -53,11 +53,14 @@ class Row:
     bits_per_byte: Spread
     difference: Difference | None
     """Of the validation loss from the baseline's; None for the baseline itself."""
-    loss_at_equal_time: Spread
+    loss_at_equal_time: Spread | None
+    """None where the runs of the table were made on several kinds of hardware."""
     speed: float | None
     """Tokens per processor second, over the baseline's; None where a clock did not move."""
     memory: float | None
-    """Peak memory over the baseline's."""
+    """Peak memory over the baseline's; both only of seeds on hardware of one kind."""
+    hardware: str
+    """What its seeds ran on, every kind once; empty where the runs do not say."""
     routing: Mapping[str, float | None]
     """Means over seeds and sites; `deep_` those of the last third of the network."""
 
@@ -134,7 +137,12 @@ def collect(
         machine={"system": f"{platform.system()} {platform.machine()}", **versions()},
         rows=[row.to_json() for row in rows],
         runs=[
-            {"folder": run.folder.relative_to(out).as_posix(), "label": each.label, **run.result}
+            {
+                "folder": run.folder.relative_to(out).as_posix(),
+                "label": each.label,
+                **run.result,
+                "hardware": list(run.hardware),
+            }
             for each in series
             for run in each.seeds
         ],
@@ -166,6 +174,7 @@ def _check_batches(series: Iterable[Series]) -> None:
 def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run]) -> list[Row]:
     by_slug = {each.slug: each for each in series}
     budget = min(fmean(run.seconds for run in each.seeds) for each in series)
+    alike = len({run.kind for each in series for run in each.seeds}) == 1
 
     def every(each: Series, key: str) -> list[float]:
         return [run.result[key] for run in each.seeds]
@@ -193,8 +202,9 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run])
                 perplexity=spread(every(each, "perplexity")),
                 bits_per_byte=spread(every(each, "bits_per_byte")),
                 difference=None if each is base else paired(every(each, "loss"), every(base, "loss")),
-                loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]),
+                loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]) if alike else None,
                 **each.over(base),
+                hardware="; ".join(each.hardware),
                 routing=each.routing_means(),
             )
         )
@@ -221,6 +231,12 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
         for row in rows
         if row.trials > base.trials
     ]
+    kinds = sorted({kind for row in rows for kind in row.hardware.split("; ") if kind})
+    if len(kinds) > 1:
+        said.append(
+            f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): speed and memory are compared within one kind only, "
+            "and there is no equal time."
+        )
     if corpora > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said

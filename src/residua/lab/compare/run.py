@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 from residua.lab.common.files import Listener, write_json, write_text
 from residua.lab.compare.execute import claim, execute
 from residua.lab.compare.plan import ComparePlan
+from residua.lab.compare.pool import make_pool
 from residua.lab.compare.results import Results, collect, reported
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_csv, to_markdown
@@ -16,7 +18,8 @@ def compare(
     plan: ComparePlan,
     out: Path | str,
     *,
-    jobs: int = 1,
+    jobs: int | None = None,
+    on: str = "local",
     force: bool = False,
     draw: bool = True,
     command: str = "",
@@ -24,23 +27,27 @@ def compare(
 ) -> Results:
     """Run a plan in directory `out`; the results, also written there as JSON, CSV, Markdown and figures.
 
-    jobs:  processes at a time; the threads of each are the plan's.
+    jobs:  runs at a time; by default one on this machine, and on a cluster as many as it has room for. The threads of
+           each are the plan's.
+    on:    where they run: local, slurm or ray, with options as in `slurm:partition=gpu,minutes=720`.
     force: put runs of different corpora in one table.
     draw:  make the figures.
     """
-    if jobs < 1:
+    if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
     out, listen = Path(out), on_event or (lambda event: None)
+    pool = make_pool(on, out)
     from residua.lab.data import prepare
 
     first = plan.config(plan.variants()[0], plan.seeds[0])  # all share its corpus: it is prepared once
     prepare(first.corpus, first.tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))
     claim(plan, out)
     baselines = {run.folder for run in plan.runs({}) if run.variant == plan.baseline_of(run.variant)}
-    for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
-        if runs := find():
-            listen({"kind": "title", "text": title})
-            execute(runs, out, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
+    with closing(pool):
+        for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
+            if runs := find():
+                listen({"kind": "title", "text": title})
+                execute(runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
     series = of_comparison(plan, out)
     results = collect(plan, out, series, force=force, command=command)
     write_json(out / "results.json", results)

@@ -20,7 +20,7 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
         "perplexity": lambda row: spread(row["perplexity"], 2),
         "bits/byte": lambda row: spread(row["bits_per_byte"], 4),
         "vs baseline": difference,
-        "equal time": lambda row: f"{row['loss_at_equal_time']['mean']:.4f}",
+        "equal time": lambda row: "-" if (at := row["loss_at_equal_time"]) is None else f"{at['mean']:.4f}",
         "lr": _rates,
         "speed": lambda row: times(row["speed"]),
         "memory": lambda row: times(row["memory"]),
@@ -32,6 +32,9 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
             "eff n": lambda row: _routed(row, "effective_sources", 1),
             "collapsed": lambda row: _routed(row, "collapsed_share"),
         }
+    kinds = {row.get("hardware", "") for row in rows}  # results of earlier versions do not say
+    if len(kinds) > 1 or any("; " in kind for kind in kinds):
+        found["hardware"] = lambda row: row.get("hardware", "")
     return found
 
 
@@ -104,7 +107,9 @@ def _routed(row: Record, key: str, digits: int = 2) -> str:
 def _flat(row: Record) -> Values:
     flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
     for key in ("loss", "perplexity", "bits_per_byte", "loss_at_equal_time"):
-        flat |= {f"{key}_mean": row[key]["mean"], f"{key}_deviation": row[key]["deviation"]}
+        value = row[key] or dict.fromkeys(("mean", "deviation"))
+        flat |= {f"{key}_mean": value["mean"], f"{key}_deviation": value["deviation"]}
+        flat.pop(key, None)
     flat.pop("difference", None)
     gap = row["difference"] or dict.fromkeys(("mean", "low", "high", "detectable", "significant"))
     flat |= {f"difference_{key}": gap[key] for key in ("mean", "low", "high", "detectable", "significant")}

@@ -1,16 +1,23 @@
 """One run of a comparison, in a process of its own: train, then look at the routing. `python -m` runs it.
 
-A process per run keeps peak memory honest, fixes the threads, and lets one run fail alone.
+A process per run keeps peak memory honest, fixes the threads, and lets one run fail alone. How it ended lies beside its
+config when it has ended; a process that ends and leaves no such file was killed.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+import traceback
 from pathlib import Path
 
-from residua.lab.common.files import Values, read_json, write_json
-from residua.lab.runs import DIVERGED, ROUTING
+from residua.lab.common.files import Record, Values, read_json, write_json
+from residua.lab.common.hardware import hardware
+from residua.lab.common.locks import RunLocked
+from residua.lab.compare.work import DONE, FAILED, STOPPED, Work
+from residua.lab.runs import DIVERGED, HARDWARE, ROUTING, read_if_there
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
+from residua.lab.train.reproducible import device_of
 
 LOOKED_AT = 8
 """Validation sequences that the routing is averaged over."""
@@ -18,20 +25,52 @@ LOOKED_AT = 8
 
 def main() -> None:
     """`worker CONFIG_JSON RUN_FOLDER`."""
-    config, folder = TrainConfig.from_json(read_json(Path(sys.argv[1]))), Path(sys.argv[2])
+    code, message = attempt(Work(Path(sys.argv[1]), Path(sys.argv[2])))
+    if message:
+        print(message, file=sys.stderr)
+    sys.exit(code)
+
+
+def attempt(work: Work, *, patient: bool = False) -> tuple[int, str]:
+    """Bring a run to its end and write down how that was: `DONE`, `FAILED` or `STOPPED`, and what there is to say.
+
+    patient: wait for another process that is at work in the folder, instead of refusing. A job may outlive the command
+             that started it, and the one that is started in its place then goes on from where it ended.
+    """
     try:
-        train(config, folder)
-        if not (folder / ROUTING).exists():
-            write_json(folder / ROUTING, look(config, folder))
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(130)
-    except Diverged as broken:
-        write_json(folder / DIVERGED, {"step": broken.step, "site": broken.site, "message": str(broken)})
-        print(broken, file=sys.stderr)
-    except (ValueError, TypeError, OSError, ArithmeticError, RuntimeError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)
+        ending = DONE, _run(work, patient)
+    except (Interrupted, KeyboardInterrupt) as stop:
+        ending = STOPPED, str(stop) or "stopped before the first update"
+    except Exception as error:
+        if not isinstance(error, ValueError | TypeError | OSError | ArithmeticError | RuntimeError):
+            traceback.print_exc()  # not a mistake in the input: the log says where
+        ending = FAILED, f"{type(error).__name__}: {error}"
+    work.end(*ending)
+    return ending
+
+
+def _run(work: Work, patient: bool) -> str:
+    config, folder = TrainConfig.from_json(read_json(work.job)), work.folder
+
+    def note(event: Record) -> None:
+        if event["kind"] in ("start", "resumed"):
+            kinds = (read_if_there(folder / HARDWARE) or {"kinds": []})["kinds"]
+            here = hardware(device_of(config))
+            write_json(folder / HARDWARE, {"kinds": kinds if here in kinds else [*kinds, here]})
+
+    while True:
+        try:
+            train(config, folder, on_event=note)
+            if not (folder / ROUTING).exists():
+                write_json(folder / ROUTING, look(config, folder))
+            return ""
+        except Diverged as broken:
+            write_json(folder / DIVERGED, {"step": broken.step, "site": broken.site, "message": str(broken)})
+            return str(broken)
+        except RunLocked:
+            if not patient:
+                raise
+            time.sleep(1)
 
 
 def look(config: TrainConfig, folder: Path) -> Values:

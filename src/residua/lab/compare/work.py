@@ -1,0 +1,48 @@
+"""One run as a pool gets it: a config in a file, a folder, and two files beside the config that say how it went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from residua.lab.common.files import read_json, write_json
+
+DONE, FAILED, STOPPED = 0, 1, 130
+"""How a run may end, as the exit code of its process: by itself, by an error, because somebody asked it to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run to be made. Its folder is the run's alone; the files of the comparison lie beside the config."""
+
+    job: Path
+    """The run's `TrainConfig` as JSON."""
+    folder: Path
+    threads: int = 1
+    gpus: int = 0
+    """What it needs of a machine."""
+
+    @property
+    def log(self) -> Path:
+        """What its process printed."""
+        return self.job.with_suffix(".log")
+
+    @property
+    def ending(self) -> Path:
+        """How its process ended; not there of one that runs or was killed."""
+        return self.job.with_suffix(".end.json")
+
+    def begin(self) -> None:
+        """Forget how an earlier process ended."""
+        self.ending.unlink(missing_ok=True)
+
+    def end(self, code: int, message: str) -> None:
+        """Write down how the process ends."""
+        write_json(self.ending, {"code": code, "message": message})
+
+    def ended(self) -> tuple[int, str] | None:
+        """How its process ended; None if it was killed."""
+        if not self.ending.is_file():
+            return None
+        told = read_json(self.ending)
+        return told["code"], told["message"]

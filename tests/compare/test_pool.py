@@ -1,0 +1,165 @@
+"""Any pool: who is started again, who is not, what is told, and how everything is asked to end."""
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from residua.lab.compare import ComparePlan, compare
+from residua.lab.compare import execute as executing
+from residua.lab.compare.execute import RunFailed, execute
+from residua.lab.compare.pool import Local, Pool, make_pool
+from residua.lab.compare.remote import Remote
+from residua.lab.compare.work import DONE, FAILED, STOPPED, Work
+
+PLAN = ComparePlan.from_json(
+    {"designs": ["standard"], "seeds": [0, 1], "sizes": [{"depth": 1, "width": 8, "heads": 1}],
+     "train": {"steps": 4, "context": 8}}
+)  # fmt: skip
+
+
+class Fake(Pool):
+    """Ends every run at once, the way that the next of `ways` says: done, an ending, killed, or never."""
+
+    pause = 0.0
+
+    def __init__(self, *ways):
+        self.ways, self.started, self.stopped, self.killed = list(ways), [], [], []
+
+    def start(self, work):
+        pool, way = self, self.ways.pop(0) if self.ways else "done"
+        self.started.append(work.folder.name)
+        work.folder.mkdir(parents=True, exist_ok=True)
+        if way == "done":
+            (work.folder / "result.json").write_text(json.dumps({"loss": 1.0, "bits_per_byte": 1.0}))
+            (work.folder / "routing.json").write_text("{}")
+            work.end(DONE, "")
+        elif isinstance(way, tuple):
+            work.end(*way)
+
+        class Started:
+            def running(self):
+                return way == "never" and work not in pool.killed
+
+            def stop(self):
+                pool.stopped.append(work)
+
+            def kill(self):
+                pool.killed.append(work)
+
+        return Started()
+
+
+def run(pool, out, **more):
+    told = []
+    try:
+        execute(PLAN.runs({}), out, pool=pool, jobs=None, threads=1, listen=told.append, **more)
+    finally:
+        run.told = [(event["kind"], event.get("run", "").rpartition("/")[2]) for event in told]
+    return run.told
+
+
+def test_runs_that_end_well_are_told_once(tmp_path):
+    assert run(Fake(), tmp_path) == [
+        ("phase", ""), ("started", "seed0"), ("finished", "seed0"), ("started", "seed1"), ("finished", "seed1"),
+    ]  # fmt: skip
+    again = Fake()
+    assert run(again, tmp_path) == [("phase", "")]
+    assert again.started == []
+
+
+def test_lost_process_is_started_again(tmp_path):
+    """Killed, or stopped by somebody else: its machine was wanted."""
+    pool = Fake("killed", (STOPPED, "stopped by SIGTERM"))
+    told = run(pool, tmp_path)
+    assert pool.started == ["seed0", "seed1", "seed0", "seed1"]
+    assert told.count(("lost", "seed0")) == told.count(("lost", "seed1")) == 1
+    assert told.count(("finished", "seed0")) == told.count(("finished", "seed1")) == 1
+
+
+def test_run_that_is_lost_too_often_fails(tmp_path):
+    pool = Fake(*["killed"] * 20)
+    with pytest.raises(RunFailed, match="its process was killed"):
+        run(pool, tmp_path)
+    assert pool.started.count("seed0") == 1 + pool.restarts
+
+
+def test_error_is_not_tried_again_and_the_others_are_asked_to_save(tmp_path, monkeypatch):
+    monkeypatch.setattr(executing, "PATIENCE", 0.1)
+    pool = Fake((FAILED, "a trace\nValueError: no such corpus"), "never")
+    with pytest.raises(RunFailed, match=r"seed0 failed: ValueError: no such corpus \(see .*seed0.log\)"):
+        run(pool, tmp_path)
+    assert pool.started == ["seed0", "seed1"]
+    assert [work.folder.name for work in pool.stopped] == [work.folder.name for work in pool.killed] == ["seed1"]
+
+
+def test_queued_run_is_told_when_it_has_begun(tmp_path):
+    """A run in a queue has no bar; what it lost before its first line was never told either."""
+
+    class Queue(Fake):
+        def start(self, work):
+            job = super().start(work)
+            looks = iter([True, True, True, False])
+            job.running = lambda: next(looks, False)
+            (work.folder / "metrics.jsonl").write_text("")
+            assert not any(kind == "started" for kind, _ in told)
+            return job
+
+    told = []
+    pool = Queue()
+    execute(
+        PLAN.runs({})[:1], tmp_path, pool=pool, jobs=None, threads=1,
+        listen=lambda event: told.append((event["kind"], event.get("run"))),
+    )  # fmt: skip
+    assert [kind for kind, _ in told] == ["phase", "started", "finished"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("cloud", "--on is local, slurm, ray, not 'cloud'"),
+        ("local:gpus=1", "has no 'gpus'; it takes no options"),
+        ("slurm:queue=gpu", "has no 'queue'; it takes partition"),
+        ("slurm:minutes=soon", "minutes is a whole number"),
+        ("slurm:minutes=0", "minutes is a whole number"),
+        ("slurm:gpus", "'gpus' is not key=value"),
+        ("slurm:gpus=1,gpus=2", "gives 'gpus' twice"),
+        ("slurm:cluster=moon", "cluster is slurm or local"),
+        ("ray:cpus=-1", "cpus is a whole number"),
+    ],
+)
+def test_wrong_pool_is_one_line_and_nothing_is_made(spec, said, tmp_path):
+    with pytest.raises(ValueError) as error:
+        compare(PLAN, tmp_path / "out", on=spec)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "module"), [("slurm", "submitit"), ("ray", "ray")])
+def test_missing_extra_says_what_to_install(name, module, tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda wanted, *more: None if wanted == module else find(wanted))
+    with pytest.raises(ValueError, match=rf"needs {module}: pip install 'residua\[cluster\]'"):
+        make_pool(name, tmp_path)
+    assert isinstance(make_pool("local", tmp_path), Local)
+
+
+def test_slurm_needs_sbatch(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="no sbatch here"):
+        make_pool("slurm:partition=gpu", tmp_path)
+
+
+def test_machine_with_another_version_is_refused(tmp_path, monkeypatch):
+    """Before anything is trained, in one line that names the machine and the versions."""
+    monkeypatch.setattr(Remote, "_become", lambda self: None)
+    work = Work(tmp_path / "run.json", tmp_path / "run")
+    assert Remote(work, str(tmp_path), {}, {"residua": "0.0.1", "python": "3", "torch": "2"})() == FAILED
+    code, message = work.ended()
+    assert code == FAILED
+    assert "(not 0.0.1)" in message
+    assert "\n" not in message
+    assert not Path(work.folder).exists()

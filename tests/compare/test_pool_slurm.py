@@ -1,0 +1,66 @@
+"""`--on slurm` through submitit's local executor: killed, preempted, interrupted; the table of a local run."""
+
+import os
+import signal
+
+import pytest
+
+from tests.compare import pools
+
+pytestmark = pytest.mark.slow  # real processes
+
+ON = ("--on", "slurm:cluster=local", "--jobs", "2")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return pools.make_place(tmp_path_factory.mktemp("slurm"))
+
+
+@pytest.fixture(scope="module")
+def expected(place):
+    """The answer of the processes of this machine."""
+    code, results, error = pools.finish(pools.start(place, "whole", "--jobs", "2"))
+    assert code == 0, error
+    return results
+
+
+def test_table_is_the_local_one_whatever_happens(place, expected):
+    """A worker killed, one preempted, the command killed, Ctrl-C: then the same command ends with the same bits."""
+    command = pools.start(place, "out", *ON)
+    worker, _ = pools.at_work(command, place, "out")
+    os.kill(worker, signal.SIGKILL)
+    preempted, folder = pools.at_work(command, place, "out", updates=60)
+    os.kill(preempted, signal.SIGUSR2)
+    pools.wait_for(lambda: pools.said(place, "out", folder, "Requeued job"))
+    command.kill()
+    _, _, error = pools.finish(command)
+    assert "lost (its process was killed" in error
+
+    command = pools.start(place, "out", *ON)  # the jobs of the first may still be at work: it waits for them
+    _, folder = pools.at_work(command, place, "out", updates=10)
+    command.send_signal(signal.SIGINT)
+    code, _, error = pools.finish(command)
+    assert code == 130, error
+    assert "every run is saved" in error
+    assert pools.said(place, "out", folder, "stopped by SIGTERM")
+
+    code, results, error = pools.finish(pools.start(place, "out", *ON))
+    assert code == 0, error
+    assert pools.timeless(results) == pools.timeless(expected)
+    assert "--on slurm:cluster=local" in results["command"]
+    assert results["rows"][0]["hardware"]
+
+
+def test_failing_run_is_named(place, expected):
+    """As locally: which run, why, and exit code 2; and nothing is tried again."""
+    strange = place / "bad/runs/standard/seed0"
+    strange.mkdir(parents=True)
+    (strange / "letter.txt").write_text("mine")
+    (place / "bad/plan.json").write_bytes((place / "whole/plan.json").read_bytes())
+    code, _, error = pools.finish(pools.start(place, "bad", *ON))
+    assert code == 2
+    assert "runs/standard/seed0 failed" in error
+    assert "letter.txt" in error
+    assert "lost" not in error
+    assert "Traceback" not in error
