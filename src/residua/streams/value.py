@@ -112,7 +112,7 @@ class Valued(Stream[Sided]):
         "ddl:value=resformer",
     )
 
-    def __init__(self, plan: Plan, *, value: Form) -> None:
+    def __init__(self, plan: Plan, *, value: Form = "resformer") -> None:
         super().__init__(plan)
         self.form = value
         self.sites = tuple(site for site in plan.sites if site.kind == "attn")
