@@ -259,20 +259,22 @@ class Pipeline:
         counted = (targets != IGNORED).sum().clamp_min(1) if count is None else torch.as_tensor(count)
         self._count = counted.to(self.device)
         losses: list[Tensor] = []
-        out = run(
-            *((inputs,) if 0 in self.slices else ()),
-            target=targets if self.last else None,
-            losses=losses,
-            return_outputs=kept is not None,
-            batch=torch.arange(self.microbatches),
-            **rows,
-        )
-        if out is not None and kept is not None:
-            kept.append(out)
-        left = len(self.depot.tensors) + len(self.depot.gradients)
-        self.depot.clear()
+        try:
+            out = run(
+                *((inputs,) if 0 in self.slices else ()),
+                target=targets if self.last else None,
+                losses=losses,
+                return_outputs=kept is not None,
+                batch=torch.arange(self.microbatches),
+                **rows,
+            )
+            left = len(self.depot.tensors) + len(self.depot.gradients)
+        finally:
+            self.depot.clear()
         if left:
             raise RuntimeError(f"{left} tensors were left in the depot of rank {self.rank}: a schedule skipped a stage")
+        if out is not None and kept is not None:
+            kept.append(out)
         total = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
         total = total.double()
         dist.all_reduce(total, group=self.group)
