@@ -296,7 +296,7 @@ def test_command_gives_json(tmp_path):
     [
         (["--goal", "speed"], "--goal is quality, shortcut, local, depth, not 'speed'"),
         (["--parallel", "tensor"], "--parallel is none, pipeline, context"),
-        (["--size", "3B"], "unknown size '3B'"),
+        (["--size", "9B"], "unknown size '9B'"),
         (["--memory", "0.5"], "--memory must be at least 1 (a multiple of the standard network's), not 0.5"),
         (["--context", "0"], "--context 0 must be at least 1 token"),
         (["--size", "demo", "--config", "x"], "both set the model size"),

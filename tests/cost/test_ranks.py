@@ -175,6 +175,7 @@ def test_command_prints_json():
         (["--parallel", "pp=8"], "pp=8 with 2 stages a rank is 16 stages, and the model has 4 blocks"),
         (["--parallel", "qq=2"], "'qq=2' is not one of"),
         (["--parallel", "pp=2", "--schedule", "zbv"], "unknown schedule 'zbv'"),
+        (["--parallel", "pp=2", "--schedule", "zero_bubble", "-d", "ddl:channels=2"], "cannot split the backward pass"),
         (["--parallel", "tp=3"], "tp=3 does not divide"),
         (["--parallel", "pp=2", "--measure"], "exclude each other"),
         (["--parallel", "pp=2", "--layout", "attn,mlp,loop:passes=2"], "cannot be cut into pipeline stages"),

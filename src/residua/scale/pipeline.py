@@ -9,7 +9,7 @@ one process would have. Schedules, stages and sends are those of `torch.distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +93,18 @@ def check(
     return stages
 
 
+def check_split(config: ModelConfig, cuts: Cuts, plan: Sequence[Route]) -> None:
+    """Refuse a zero-bubble schedule over stages in which sites share parameters: torch 2.13 runs their backward passes
+    for weights through each other's graphs, which the first of them has freed."""
+    for route in plan:
+        shared = cuts.repeated(route.layers)
+        if shared:
+            raise ValueError(
+                f"a zero-bubble schedule cannot split the backward pass of {config.design}: several sites of stage "
+                f"{route.stage} share {', '.join(shared[:3])}; use schedule=interleaved"
+            )
+
+
 def orders(schedule: str, ranks: int, *, virtual: int, microbatches: int) -> list[list[tuple[str, int]]]:
     """What every rank does, as torch plans it: (F, B, I or W, stage), for one micro-batch after the other. I and W are
     the halves of a backward pass, for inputs and for weights. Without a process group."""
@@ -161,7 +173,7 @@ class Pipeline:
         self.cuts = Cuts.of(_on_meta(config, dtype, execution), rows // microbatches, tokens)
         self.plan = routes(self.cuts, even(config.depth, stages), looped(stages, axis.size()), incremental=incremental)
         if self.split:
-            self._check_shared()
+            check_split(config, self.cuts, self.plan)
         self.depot = Depot()
         self.slices: dict[int, Slice] = {}
         for route in self.plan:
@@ -259,20 +271,22 @@ class Pipeline:
         counted = (targets != IGNORED).sum().clamp_min(1) if count is None else torch.as_tensor(count)
         self._count = counted.to(self.device)
         losses: list[Tensor] = []
-        out = run(
-            *((inputs,) if 0 in self.slices else ()),
-            target=targets if self.last else None,
-            losses=losses,
-            return_outputs=kept is not None,
-            batch=torch.arange(self.microbatches),
-            **rows,
-        )
-        if out is not None and kept is not None:
-            kept.append(out)
-        left = len(self.depot.tensors) + len(self.depot.gradients)
-        self.depot.clear()
+        try:
+            out = run(
+                *((inputs,) if 0 in self.slices else ()),
+                target=targets if self.last else None,
+                losses=losses,
+                return_outputs=kept is not None,
+                batch=torch.arange(self.microbatches),
+                **rows,
+            )
+            left = len(self.depot.tensors) + len(self.depot.gradients)
+        finally:
+            self.depot.clear()
         if left:
             raise RuntimeError(f"{left} tensors were left in the depot of rank {self.rank}: a schedule skipped a stage")
+        if out is not None and kept is not None:
+            kept.append(out)
         total = torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.device)
         total = total.double()
         dist.all_reduce(total, group=self.group)
@@ -361,15 +375,6 @@ class Pipeline:
             output_args=tuple(like[label] for label in route.outbox) if route.outbox else (logits,),
             group=self.group,
         )
-
-    def _check_shared(self) -> None:
-        for route in self.plan:
-            shared = self.cuts.repeated(route.layers)
-            if shared:
-                raise ValueError(
-                    f"a zero-bubble schedule cannot split the backward pass of {self.config.design}: several sites of "
-                    f"stage {route.stage} share {', '.join(shared[:3])}; use schedule=interleaved"
-                )
 
     def _check_units(self, piece: Slice) -> None:
         units = sum(isinstance(module, FSDPModule) for module in piece.modules())

@@ -28,7 +28,7 @@ from residua.plan import Site
 from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Link, Route, even, links, looped, routes
 from residua.scale.layout import AXES, Parallel
-from residua.scale.pipeline import check, orders
+from residua.scale.pipeline import SCHEDULES, check, check_split, orders
 from residua.stream import Answer, Norm, Past, Read, Stream
 
 PARTS = ("backbone", "stream")
@@ -140,6 +140,8 @@ def predict_ranks(
         model = build(config).to(dtype)
     cuts = Cuts.of(model, rows // microbatches, tokens)
     plan = routes(cuts, even(config.depth, stages), looped(stages, pp), incremental=incremental)
+    if SCHEDULES[schedule].split:
+        check_split(config, cuts, plan)
     order = orders(schedule, pp, virtual=stages // pp, microbatches=microbatches)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     found = []
