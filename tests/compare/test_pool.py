@@ -89,7 +89,8 @@ def test_run_that_is_lost_too_often_fails(tmp_path):
 
 def test_error_is_not_tried_again_and_the_others_are_asked_to_save(tmp_path, monkeypatch):
     monkeypatch.setattr(executing, "PATIENCE", 0.1)
-    pool = Fake((FAILED, "a trace\nValueError: no such corpus"), "never")
+    broken = (FAILED, "a trace\nValueError: no such corpus")
+    pool = Fake(broken, "never", *[broken] * 9)
     with pytest.raises(RunFailed, match=r"seed0 failed: ValueError: no such corpus \(see .*seed0.log\)"):
         run(pool, tmp_path)
     assert pool.started == ["seed0", "seed1"]
