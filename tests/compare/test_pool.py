@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -88,7 +89,8 @@ def test_run_that_is_lost_too_often_fails(tmp_path):
 
 def test_error_is_not_tried_again_and_the_others_are_asked_to_save(tmp_path, monkeypatch):
     monkeypatch.setattr(executing, "PATIENCE", 0.1)
-    pool = Fake((FAILED, "a trace\nValueError: no such corpus"), "never")
+    broken = (FAILED, "a trace\nValueError: no such corpus")
+    pool = Fake(broken, "never", *[broken] * 9)
     with pytest.raises(RunFailed, match=r"seed0 failed: ValueError: no such corpus \(see .*seed0.log\)"):
         run(pool, tmp_path)
     assert pool.started == ["seed0", "seed1"]
@@ -163,3 +165,32 @@ def test_machine_with_another_version_is_refused(tmp_path, monkeypatch):
     assert "(not 0.0.1)" in message
     assert "\n" not in message
     assert not Path(work.folder).exists()
+
+
+def test_slurm_job_asks_for_what_a_run_needs(tmp_path, monkeypatch):
+    """Programs of Slurm's names stand in for Slurm: sbatch gets resources and threads, scancel stops."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, does in (("sbatch", "echo Submitted batch job 17"), ("srun", ""), ("sacct", ""), ("scancel", "")):
+        (programs / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/asked\n{does}\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    out = tmp_path / "out"
+    pool = make_pool("slurm:partition=big,account=us,minutes=720,memory_gb=8", out)
+    (out / "jobs").mkdir(parents=True)
+    job = pool.start(Work(out / "jobs/run.json", out / "run", threads=3, gpus=1))
+    assert "OMP_NUM_THREADS" not in os.environ
+    script = out / "jobs/submitit/17_submission.sh"
+    asked = script.read_text()
+    for line in ("--cpus-per-task=3", "--gpus-per-node=1", "--partition=big", "--account=us", "--time=720", "--mem=8GB",
+                 "--signal=USR2@90"):  # fmt: skip
+        assert f"#SBATCH {line}" in asked
+    assert "export OMP_NUM_THREADS=3" in asked
+    assert job.running()
+    job.stop()
+    assert "scancel 17" in (tmp_path / "asked").read_text()
+    plain = make_pool("slurm", out)
+    plain.start(Work(out / "jobs/run.json", out / "run"))
+    assert "gpus" not in script.read_text()
+    assert "--cpus-per-task=1" in script.read_text()

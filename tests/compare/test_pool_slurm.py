@@ -25,8 +25,8 @@ def expected(place):
     return results
 
 
-def test_table_is_the_local_one_whatever_happens(place, expected):
-    """A worker killed, one preempted, the command killed, Ctrl-C: then the same command ends with the same bits."""
+def test_killed_and_preempted_runs_end_in_the_local_table(place, expected):
+    """A worker is killed, one is preempted, the command is killed: the same command takes over what goes on alone."""
     command = pools.start(place, "out", *ON)
     worker, _ = pools.at_work(command, place, "out")
     os.kill(worker, signal.SIGKILL)
@@ -37,19 +37,25 @@ def test_table_is_the_local_one_whatever_happens(place, expected):
     _, _, error = pools.finish(command)
     assert "lost (its process was killed" in error
 
-    command = pools.start(place, "out", *ON)  # the jobs of the first may still be at work: it waits for them
-    _, folder = pools.at_work(command, place, "out", updates=10)
-    command.send_signal(signal.SIGINT)
-    code, _, error = pools.finish(command)
-    assert code == 130, error
-    assert "every run is saved" in error
-    assert pools.said(place, "out", folder, "stopped by SIGTERM")
-
     code, results, error = pools.finish(pools.start(place, "out", *ON))
     assert code == 0, error
     assert pools.timeless(results) == pools.timeless(expected)
     assert "--on slurm:cluster=local" in results["command"]
     assert results["rows"][0]["hardware"]
+
+
+def test_interrupted_runs_save_and_end_in_the_local_table(place, expected):
+    command = pools.start(place, "stopped", *ON)
+    _, folder = pools.at_work(command, place, "stopped", updates=10)
+    command.send_signal(signal.SIGINT)
+    code, _, error = pools.finish(command)
+    assert code == 130, error
+    assert "every run is saved" in error
+    assert pools.said(place, "stopped", folder, "stopped by SIGTERM")
+
+    code, results, error = pools.finish(pools.start(place, "stopped"))  # begun on one pool, ended on another
+    assert code == 0, error
+    assert pools.timeless(results) == pools.timeless(expected)
 
 
 def test_failing_run_is_named(place, expected):
