@@ -12,9 +12,10 @@ from residua.lab.common.files import read_json
 from tests.scale.common import ROOT, environment, torchrun
 from tests.train.harness import metrics, run
 
+pytestmark = pytest.mark.slow
 FLAGS = [
     "train", "--corpus", f"dir:{ROOT / 'docs'}", "--steps", "4", "--batch", "4", "--context", "16", "--width", "16",
-    "--design", "delta", "--depth", "2", "--heads", "2", "--eval-every", "2", "--save-every", "2", "--eval-windows", "4",
+    "--design", "delta", "--depth", "2", "--heads", "2", "--eval-every", "2", "--save-every", "2",
 ]  # fmt: skip
 
 
