@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from filelock import FileLock
 from torch import Tensor, nn
 
 from residua.lab.train import TrainConfig
@@ -42,6 +44,26 @@ def launch(script: str, processes: int, out: Path, *arguments: str, timeout: flo
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
     return json.loads(path.read_text())
+
+
+def once(factory: Any, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that `make` filled, once for all workers of a session of tests."""
+    base: Path = factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = root / f"scale-{name}"
+    with FileLock(root / f"scale-{name}.lock"):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            make(folder)
+            (folder / "made").touch()
+    return folder
+
+
+def found_by(factory: Any, script: str, processes: int) -> dict[str, Any]:
+    """What a script found, which is run once a session."""
+    folder = once(factory, script, lambda out: launch(script, processes, out))
+    return json.loads((folder / f"{script}.json").read_text())
 
 
 def torchrun(processes: int, *more: str) -> list[str]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from residua.lab.diagnose import record_routing
+from residua.lab.train import train
 from residua.lab.train.optim import Optimizers
 from residua.model import token_loss
 from residua.scale.layout import Parallel
 from residua.scale.shard import shard
 from residua.scale.split import settle, split
-from tests.scale.common import RECIPE, Story, alone, attempted, begin, built, end, pieces
+from tests.scale.common import RECIPE, Story, alone, attempted, batch, begin, built, end, pieces
+from tests.train.harness import toy_config, toy_tokens
 
 DESIGNS = ("delta", "mudd", "mhc")
 STEPS = 3
@@ -41,7 +46,22 @@ def run(design: str, layout: Parallel) -> dict[str, Any]:
     return story.off(alone(design, steps=STEPS, depth=2))
 
 
-rank, ranks = begin()
+def recorded(design: str) -> dict[str, Any]:
+    """What a routing record of a sharded model says, beside that of the whole one."""
+    found = []
+    for net in (built(design, depth=2), shard(built(design, depth=2), meshes["dp=2,fsdp=2"]["dp", "fsdp"])):
+        with torch.no_grad(), record_routing(net, weights=False, similarity=False) as record:
+            net(batch(0)[0])
+        found.append(record.summary()["network"])
+    return {"whole": found[0], "sharded": found[1]}
+
+
 layouts = (Parallel(dp=2, fsdp=2), Parallel(dp=2, tp=2))
+for each in layouts:
+    train(toy_config(), Path(sys.argv[1]).parent / str(each), tokens=toy_tokens(), parallel=str(each))
+rank, ranks = begin()
 meshes = {str(layout): layout.mesh() for layout in layouts}
-end({str(layout): {design: attempted(run, design, layout) for design in DESIGNS} for layout in layouts})
+end(
+    {str(layout): {design: attempted(run, design, layout) for design in DESIGNS} for layout in layouts}
+    | {"routing": {design: attempted(recorded, design) for design in DESIGNS[:2]}}
+)

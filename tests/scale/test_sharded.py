@@ -6,14 +6,15 @@ import pytest
 
 import residua
 from residua.registry import design as class_of
-from tests.scale.common import STEPS, TOLERANCE, launch
+from tests.scale.common import STEPS, TOLERANCE, found_by
 
+pytestmark = pytest.mark.slow
 CASES = [f"{name}:{case}" for name in residua.names() for case in class_of(name).cases if case]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return launch("on_two", 2, tmp_path_factory.mktemp("two"))
+    return found_by(tmp_path_factory, "on_two", 2)
 
 
 def near(off, steps):

@@ -6,7 +6,9 @@ import pytest
 
 import residua
 from residua.model import Transformer
-from tests.scale.common import STEPS, TOLERANCE, described, launch
+from tests.scale.common import STEPS, TOLERANCE, described, found_by
+
+pytestmark = pytest.mark.slow
 
 
 def _refused(design):
@@ -20,7 +22,7 @@ REFUSED = [design for design in residua.names() if _refused(design)]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    return launch("on_split", 2, tmp_path_factory.mktemp("split"))
+    return found_by(tmp_path_factory, "on_split", 2)
 
 
 def near(off, steps):

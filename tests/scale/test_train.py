@@ -9,9 +9,10 @@ import pytest
 from residua.lab.common.files import read_json
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train import load_model, sharded
-from tests.scale.common import RUNS, launch
+from tests.scale.common import RUNS, launch, once
 from tests.train.harness import metrics, run, toy_config
 
+pytestmark = pytest.mark.slow
 WAYS = ("dp=2", "fsdp=2", "tp=2")
 NEAR = {"plain": 2e-5, "encoder": 2e-4, "bfloat16": 2e-3}
 """Of the losses of 12 updates in float32, or under autocast: sums in another order, and what 12 updates make of it."""
@@ -19,11 +20,12 @@ NEAR = {"plain": 2e-5, "encoder": 2e-4, "bfloat16": 2e-3}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    out = tmp_path_factory.mktemp("train")
-    launch("on_train", 2, out)
-    for name, changes in RUNS.items():
-        run(out / name, toy_config(**changes))
-    return out
+    def make(out):
+        launch("on_train", 2, out)
+        for name, changes in RUNS.items():
+            run(out / name, toy_config(**changes))
+
+    return once(tmp_path_factory, "on_train", make)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import residua
-from residua.lab.train.sampler import Sampler, checksum, permuted
+from residua.lab.train.sampler import Sampler, checksum, crcs, joined_checksum, permuted
 from residua.model.objective import IGNORED
 from tests.train.harness import VOCAB, ToyTokens, toy_config, toy_tokens
 
@@ -173,3 +175,13 @@ def test_sampler_stays_inside_a_tiny_corpus(size):
     starts = sampler.starts(0, 50)
     assert min(starts) >= 0
     assert max(starts) + 13 <= size
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_checksum_of_a_batch_is_that_of_its_shares_and_of_its_bytes(ranks):
+    tokens, config = toy_tokens(), toy_config(accumulate=2)
+    whole = Sampler(config, tokens).batches(3)
+    shares = [crcs(Sampler(config, tokens, rank=rank, ranks=ranks).batches(3)) for rank in range(ranks)]
+    said = joined_checksum([sums for sums, _ in shares], shares[0][1])
+    assert said == checksum(whole)
+    assert said == f"{zlib.crc32(b''.join(tensor.numpy().tobytes() for batch in whole for tensor in batch)):08x}"

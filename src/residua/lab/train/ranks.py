@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -52,7 +51,6 @@ class Ranks:
     """Of a layout that was chosen for the user."""
     mesh: Any = None
     """Of `Parallel.mesh`; None in a run of one process."""
-    store: Any = None
     caught: Callable[[], int | None] = lambda: None
     """The signal that this rank has caught, if any."""
     signal: int | None = None
@@ -157,7 +155,7 @@ def joined(layout: Callable[[int], tuple[Parallel, str]], device: torch.device) 
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=ARRIVAL)
-        yield Ranks(rank, parallel, why, parallel.mesh(device.type), store)
+        yield Ranks(rank, parallel, why, parallel.mesh(device.type))
     except BaseException as error:
         failed = _failure(store, rank, error)
         # one that all ranks agreed on is every rank's own
@@ -242,11 +240,6 @@ def identity(config: Record, parallel: Parallel) -> Values:
         "source": _source_digest(),
         **versions(),
     }
-
-
-def where() -> Values:
-    """Which machine and process this rank is, for the manifest."""
-    return {"host": socket.gethostname(), "pid": os.getpid()}
 
 
 def _source_digest() -> str:

@@ -1,0 +1,62 @@
+"""The command line: `torchrun -m residua train --parallel ...`, what it refuses, and `residua checkpoint`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from residua.lab.common.files import read_json
+from tests.scale.common import ROOT, environment, torchrun
+from tests.train.harness import metrics, run
+
+pytestmark = pytest.mark.slow
+FLAGS = [
+    "train", "--corpus", f"dir:{ROOT / 'docs'}", "--steps", "4", "--batch", "4", "--context", "16", "--width", "16",
+    "--design", "delta", "--depth", "2", "--heads", "2", "--eval-every", "2", "--save-every", "2",
+]  # fmt: skip
+
+
+def typed(*arguments):
+    return subprocess.run(
+        [*arguments], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+def residua(*arguments):
+    return typed(sys.executable, "-m", "residua", *map(str, arguments))
+
+
+def test_ranks_are_started_by_torchrun(tmp_path):
+    done = residua(*FLAGS, "--parallel", "fsdp=2", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert done.stderr.strip() == (
+        "residua: parallel fsdp=2 takes 2 processes; start them with torchrun --nproc-per-node 2 -m residua train ..."
+    )
+
+
+def test_train_under_torchrun_prints_once(tmp_path):
+    command = [*torchrun(2), "-m", "residua", *FLAGS]
+    done = typed(*command, "--parallel", "fsdp=2", "--out", str(tmp_path / "two"), "--json")
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)  # one document: rank 0's
+    assert result == read_json(tmp_path / "two/result.json")
+    assert done.stderr.count("on 2 ranks (fsdp=2)") == 1
+    alone = residua(*FLAGS, "--out", tmp_path / "one", "--json")
+    assert alone.returncode == 0, alone.stderr
+    for here, there in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert here.get("batch") == there.get("batch")
+        assert there["loss"] == pytest.approx(here["loss"], abs=1e-5)
+
+
+def test_checkpoints_are_listed_and_rewritten(tmp_path):
+    run(tmp_path)
+    listed = json.loads(residua("checkpoint", tmp_path, "--json").stdout)
+    assert [(each["step"], each["form"], each["ranks"]) for each in listed] == [(8, "one", 1), (12, "one", 1)]
+    done = residua("checkpoint", tmp_path, "--form", "pieces")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("step-00000012  pieces of 1 ranks, ")
+    wrong = residua("checkpoint", tmp_path, "--form", "two")
+    assert (wrong.returncode, wrong.stderr.strip()) == (2, "residua: --form is one or pieces, not 'two'")
