@@ -26,7 +26,7 @@ SPECS = (
     "delta_released:blocks=3,null=true", "ddl", "ddl:channels=2,start=standard", "depthswa",
     "depthswa:enter=add,gate=alpha", "hyper", "mhc", "lambdas:skips=unet", "lambdas:each=sublayer", "frac:fractions=2",
     "laurel:weights=free", "altup:ple=3,laurel=2", "lr_attnres:block=2", "lr_attnres:key=sliced,rank=3", "multigate",
-    "highway:form=muse", "postnorm", "postnorm:form=siamese",
+    "highway:form=muse", "postnorm", "postnorm:form=siamese", "gated", "mhc:model=deepseek-v4.1", "delta:value=mixed",
 )  # fmt: skip
 
 
