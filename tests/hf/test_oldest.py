@@ -61,4 +61,4 @@ def test_oldest_release_passes(tmp_path):
     assert not [each.get("name") for each in ran if len(each)], "failed or skipped"
     assert {each.get("classname") for each in ran} == {f"tests.hf.{name}" for name in FILES}
     for architecture in ARCHITECTURES:
-        assert sum(architecture in each.get("name") for each in ran) > 30, f"hardly a test ran on {architecture}"
+        assert sum(architecture in each.get("name") for each in ran) > 15, f"hardly a test ran on {architecture}"
