@@ -5,8 +5,9 @@ PYTHON ?= python3
 SETUP := $(PYTHON) tools/setup
 BIN := .venv/bin
 
-# Two workers on one thread each; strict: a fallback or a skipped requirement is an error, not a shrug.
-PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Two workers on one thread each, a file at a time: its tests may share a costly start, such as a launch of processes.
+# Strict: a fallback or a skipped requirement is an error, not a shrug.
+PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

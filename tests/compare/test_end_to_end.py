@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("compare")]  # they share one comparison
+pytestmark = pytest.mark.slow
 
 PLAN = """
 designs = ["standard", "delta:blocks=2"]

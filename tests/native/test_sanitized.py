@@ -10,7 +10,7 @@ import pytest
 
 from residua.native import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sanitized")]  # they share one build
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

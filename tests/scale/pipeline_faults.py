@@ -73,8 +73,13 @@ def nested_units(schedule: str) -> dict[str, Any]:
 
 @contextmanager
 def inferred_shapes() -> Iterator[None]:
-    """Pipelines whose stages are not told shapes and types, so that torch finds them with a pass of its own."""
-    told = pipeline.PipelineStage
+    """Pipelines whose stages are not told shapes and types, so that torch finds them with a pass of its own.
+
+    That pass runs on memory that nobody filled; here it is NaN, so that what it leaves is no matter of luck.
+    """
+    told, filled = pipeline.PipelineStage, torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
 
     def untold(*args: Any, input_args: object, output_args: object, **others: Any) -> PipelineStage:
         return told(*args, **others)
@@ -84,3 +89,5 @@ def inferred_shapes() -> Iterator[None]:
         yield
     finally:
         pipeline.PipelineStage = told  # type: ignore[misc]
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

@@ -71,10 +71,10 @@ def test_every_design_starts_alike_and_sees_the_same_batches(tmp_path):
         batches.append([line["batch"] for line in metrics(tmp_path / design, "train")])
     assert all(one == batches[0] for one in batches)
     assert len(set(batches[0])) == 2
-    for one in starts:
-        assert one.keys() == starts[0].keys()
+    for one in starts:  # a design that normalises by itself leaves out norms of the backbone
+        assert {name for name in starts[0] if not name.endswith("norm.weight")} <= one.keys() <= starts[0].keys()
         # where a design takes more channels than the width, the first are those of the stream
-        assert all(torch.equal(one[name][: len(first)], first) for name, first in starts[0].items())
+        assert all(torch.equal(own[: len(starts[0][name])], starts[0][name]) for name, own in one.items())
     another = Trainer(toy_config(seed=4), tokens).model.embed.weight
     assert not torch.equal(another, starts[0]["embed.weight"])
 
