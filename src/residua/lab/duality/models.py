@@ -106,18 +106,12 @@ def subject(name: str, model: Transformer, tokens: int = 12) -> Subject:
 
 def stack_of(model: Transformer, ids: Tensor, *, deltas: bool = False, by_layer: bool = True) -> Stack:
     """The embedding and what every block (or sublayer) added to it: as it was added, or summed up."""
-    added: list[Tensor] = []
-    handles = [
-        sublayer.register_forward_hook(lambda _, __, y: added.append(y.detach())) for sublayer in model.sublayers()
-    ]
-    try:
-        model(ids)
-    finally:
-        for handle in handles:
-            handle.remove()
-    size = len(added) // model.plan.depth if by_layer else 1
-    grouped = [torch.stack(added[i : i + size]).sum(0) for i in range(0, len(added), size)]
-    stack = torch.stack([model.embed(ids).detach(), *grouped])
+    added: dict[int, list[Tensor]] = {}
+    for step in model.walk(ids):
+        if step.y is not None:
+            own = step.y.detach()[..., : model.plan.width]  # a design may ask for channels beyond the width
+            added.setdefault(step.site.layer if by_layer else step.site.index, []).append(own)
+    stack = torch.stack([model.embed(ids).detach(), *(torch.stack(each).sum(0) for each in added.values())])
     return stack if deltas else stack.cumsum(0)
 
 

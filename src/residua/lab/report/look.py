@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def _attention_by_offset(model: Transformer) -> Iterator[dict[str, list[float]]]
             identity = torch.eye(tokens, -(-tokens // width) * width, dtype=v.dtype, device=v.device)
             with torch.no_grad():
                 parts = [inner(q, k, part.expand_as(v), context) for part in identity.split(width, 1)]
-            found[sublayer.site.name] = by_offset(torch.cat(parts, -1)[..., :tokens])
+            found[replace(sublayer.site, lap=context.lap).name] = by_offset(torch.cat(parts, -1)[..., :tokens])
             return inner(q, k, v, context)
 
         sublayer.attend = attend
