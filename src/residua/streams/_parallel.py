@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from residua.plan import Site
 from residua.stream import Conversion, Past, Read, Routing, Stream
+from residua.streams._parts import Part, constant
+
+EPS = 1e-5
+"""Of the layer norm that feeds dynamic weights."""
 
 
 def home(streams: int, site: Site) -> int:
@@ -26,6 +31,32 @@ def names(streams: int) -> tuple[str, ...]:
 def mixture(H: Tensor, weights: Tensor) -> Routing:
     """A read with one weight [b t n] a stream."""
     return Routing(H.unbind(-2), weights.movedim(-1, 0)[None, ..., None])
+
+
+class Dynamic(Part):
+    """s tanh(layernorm(H) W), which streams or fractions H [n, d] add to static weights; W = 0 and s = 0.01 at the
+    start."""
+
+    gain: Tensor
+    shift: Tensor
+    W_alpha: Tensor
+    W_beta: Tensor
+    s_alpha: Tensor
+    s_beta: Tensor
+
+    def add_dynamic(self, width: int, columns: int) -> None:
+        """The parameters of it, for so many columns of alpha, and one of beta."""
+        self.add("gain", (width,), constant(1.0))
+        self.add("shift", (width,), constant(0.0))
+        self.add("W_alpha", (width, columns), constant(0.0))
+        self.add("W_beta", (width,), constant(0.0))
+        self.add("s_alpha", (1,), constant(0.01))
+        self.add("s_beta", (1,), constant(0.01))
+
+    def moved(self, H: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to alpha [.. n columns] and to beta [.. n]."""
+        normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
+        return self.s_alpha * (normed @ self.W_alpha).tanh(), self.s_beta * (normed @ self.W_beta).tanh()
 
 
 class ParallelStream(Stream[Tensor]):

@@ -12,24 +12,16 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
-from residua.streams._parts import Part, constant, diagonal, positive
-
-EPS = 1e-5
-"""Of the layer norm that feeds the dynamic weights."""
+from residua.streams._parallel import Dynamic
+from residua.streams._parts import constant, diagonal, positive
 
 
-class Wiring(Part):
+class Wiring(Dynamic):
     """Y (read), A (remix) and B (write) of one site; `dynamic` adds s tanh(layernorm(H) W) to each."""
 
     read: Tensor  # only with two fractions or more
     remix: Tensor
     write: Tensor
-    gain: Tensor  # this and the rest only if `dynamic`
-    shift: Tensor
-    W_alpha: Tensor
-    W_beta: Tensor
-    s_alpha: Tensor
-    s_beta: Tensor
 
     def __init__(self, width: int, fractions: int, dynamic: bool) -> None:
         super().__init__()
@@ -39,12 +31,7 @@ class Wiring(Part):
         self.add("remix", (fractions, fractions), diagonal(1.0))
         self.add("write", (fractions,), constant(1.0))
         if dynamic:
-            self.add("gain", (width,), constant(1.0))
-            self.add("shift", (width,), constant(0.0))
-            self.add("W_alpha", (width, fractions * (1 + self.reads)), constant(0.0))
-            self.add("W_beta", (width,), constant(0.0))
-            self.add("s_alpha", (1,), constant(0.01))
-            self.add("s_beta", (1,), constant(0.01))
+            self.add_dynamic(width, fractions * (1 + self.reads))
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """[read | remix] [b t m 2m] and write [b t m]."""
@@ -52,10 +39,9 @@ class Wiring(Part):
         alpha = torch.cat([read, self.remix], 1).expand(*H.shape[:2], -1, -1)
         beta = self.write.expand(*H.shape[:2], -1)
         if self.dynamic:
-            normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
-            moved = self.s_alpha * (normed @ self.W_alpha).tanh()
+            moved, write = self.moved(H)
             alpha = alpha + (moved if self.reads else F.pad(moved, (self.fractions, 0)))
-            beta = beta + self.s_beta * (normed @ self.W_beta).tanh()
+            beta = beta + write
         return alpha, beta
 
 

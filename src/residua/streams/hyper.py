@@ -12,25 +12,16 @@ from residua import ops
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Norm, Read, Start
-from residua.streams._parallel import ParallelStream, home
-from residua.streams._parts import Part, constant, diagonal, marked, positive
-
-EPS = 1e-5
-"""Of the layer norm that feeds the dynamic weights."""
+from residua.streams._parallel import Dynamic, ParallelStream, home
+from residua.streams._parts import constant, diagonal, marked, positive
 
 
-class Wiring(Part):
+class Wiring(Dynamic):
     """A_m (read), A_r (remix) and B (write) of one site; `dynamic` adds s tanh(layernorm(H) W) to each."""
 
     read: Tensor  # only if `reads`
     remix: Tensor
     write: Tensor
-    gain: Tensor  # this and the rest only if `dynamic`
-    shift: Tensor
-    W_alpha: Tensor
-    W_beta: Tensor
-    s_alpha: Tensor
-    s_beta: Tensor
 
     def __init__(self, width: int, streams: int, site: Site, dynamic: bool) -> None:
         super().__init__()
@@ -41,12 +32,7 @@ class Wiring(Part):
         self.add("write", (streams,), constant(1.0))
         self.dynamic = dynamic
         if dynamic:
-            self.add("gain", (width,), constant(1.0))
-            self.add("shift", (width,), constant(0.0))
-            self.add("W_alpha", (width, streams + self.reads), constant(0.0))
-            self.add("W_beta", (width,), constant(0.0))
-            self.add("s_alpha", (1,), constant(0.01))
-            self.add("s_beta", (1,), constant(0.01))
+            self.add_dynamic(width, streams + self.reads)
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """read [b t s], remix [b t s s] and write [b t s]."""
@@ -54,10 +40,9 @@ class Wiring(Part):
         alpha = torch.cat([static[:, None], self.remix], 1).expand(*H.shape[:2], -1, -1)
         beta = self.write.expand(*H.shape[:2], -1)
         if self.dynamic:
-            normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
-            moved = self.s_alpha * (normed @ self.W_alpha).tanh()
+            moved, write = self.moved(H)
             alpha = alpha + (moved if self.reads else F.pad(moved, (1, 0)))
-            beta = beta + self.s_beta * (normed @ self.W_beta).tanh()
+            beta = beta + write
         return alpha[..., 0], alpha[..., 1:], beta
 
 
