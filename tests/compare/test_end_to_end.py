@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from tests.compare.pools import timeless
+
 pytestmark = pytest.mark.slow
 
 PLAN = """
@@ -68,18 +70,6 @@ def whole(workplace):
     code, out, error = finished(workplace, "whole", "--json")
     assert code == 0, error
     return json.loads(out), error
-
-
-def timeless(results):
-    """The results without what depends on the clock."""
-    results = json.loads(json.dumps(results))
-    results.pop("command")
-    for row in results["rows"]:
-        for key in ("speed", "memory", "loss_at_equal_time"):
-            row.pop(key)
-    for run in results["runs"]:
-        run.pop("time")
-    return results
 
 
 def test_interrupted_comparison_goes_on_to_the_same_answer(workplace, whole):

@@ -204,3 +204,10 @@ def gathered(logits: Tensor) -> Tensor:
     every = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
     dist.all_gather(every, logits.detach().contiguous())
     return torch.cat(every)
+
+
+def near(off: dict[str, Any], steps: int) -> None:
+    """A run of so many steps on several processes, judged by the one of one process."""
+    assert "error" not in off, off
+    assert off["steps"] == steps
+    assert max(off["logits"], off["gradient"], off["loss"]) <= TOLERANCE, off

@@ -7,7 +7,7 @@ import pytest
 import residua
 from residua import Plan
 from residua.registry import design as class_of
-from tests.scale.common import STEPS, TOLERANCE, found_by
+from tests.scale.common import STEPS, found_by, near
 
 pytestmark = pytest.mark.slow
 CASES = [f"{name}:{case}" for name in residua.names() for case in class_of(name).cases if case]
@@ -16,12 +16,6 @@ CASES = [f"{name}:{case}" for name in residua.names() for case in class_of(name)
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return found_by(tmp_path_factory, "on_two", 2)
-
-
-def near(off, steps):
-    assert "error" not in off, off
-    assert off["steps"] == steps
-    assert max(off["logits"], off["gradient"], off["loss"]) <= TOLERANCE, off
 
 
 @pytest.mark.parametrize("design", residua.names())

@@ -6,7 +6,7 @@ import pytest
 
 import residua
 from residua.model import Transformer
-from tests.scale.common import STEPS, TOLERANCE, described, found_by
+from tests.scale.common import STEPS, described, found_by, near
 
 pytestmark = pytest.mark.slow
 
@@ -23,12 +23,6 @@ REFUSED = [design for design in residua.names() if _refused(design)]
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     return found_by(tmp_path_factory, "on_split", 2)
-
-
-def near(off, steps):
-    assert "error" not in off, off
-    assert off["steps"] == steps
-    assert max(off["logits"], off["gradient"], off["loss"]) <= TOLERANCE, off
 
 
 @pytest.mark.parametrize("design", residua.names())

@@ -32,46 +32,31 @@ def command(
 
     On several devices: torchrun --nproc-per-node 8 -m residua train --parallel fsdp=8 ...
     """
-    from residua.lab.train.ranks import one_voice
-
-    with one_voice():
-        _command(out, config, resume, track, parallel, dry_run, as_json, flags)
-
-
-def _command(
-    out: Path,
-    config: Path | None,
-    resume: str,
-    track: list[str],
-    parallel: str | None,
-    dry_run: bool,
-    as_json: bool,
-    flags: Values,
-) -> None:
     from residua.lab.train.display import Display
-    from residua.lab.train.ranks import launched
+    from residua.lab.train.ranks import launched, one_voice
     from residua.lab.train.run import train
 
-    first = os.environ.get("RANK", "0") == "0" or launched() == 1
-    chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
-    if dry_run:
-        if not first:
+    with one_voice():
+        first = os.environ.get("RANK", "0") == "0" or launched() == 1
+        chosen = resolve(config, {name: value for name, value in flags.items() if value is not None})
+        if dry_run:
+            if not first:
+                return
+            found = foresee(chosen)
+            typer.echo(json.dumps(found, indent=2) if as_json else _foreseen(found))
             return
-        found = foresee(chosen)
-        typer.echo(json.dumps(found, indent=2) if as_json else _foreseen(found))
-        return
-    if out is None:
-        raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
-    if launched() > 1:
-        # what goes wrong reaches `one_voice`, which tells it once
-        with Display() if first else nullcontext() as display:
-            result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
-        if not first:
-            return
-    else:
-        with running(out) as display:
-            result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
-    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
+        if out is None:
+            raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
+        if launched() > 1:
+            # what goes wrong reaches `one_voice`, which tells it once
+            with Display() if first else nullcontext() as display:
+                result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
+            if not first:
+                return
+        else:
+            with running(out) as display:
+                result = train(chosen, out, resume=resume, track=track, on_event=display, parallel=parallel)  # type: ignore[arg-type]
+        typer.echo(json.dumps(result.to_json(), indent=2) if as_json else _summary(result, out))
 
 
 def resolve(file: Path | None, flags: Values) -> TrainConfig:

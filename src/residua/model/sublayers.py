@@ -368,10 +368,10 @@ class ShortConv(Canon, kind="conv"):
 def make_sublayer(config: ModelConfig, site: Site, slot: Slot, stream: Stream) -> Sublayer:
     """The sublayer of a site, with its layout options checked, as the design wants it."""
     slot, placement = Placement.split(slot)
-    again = [
-        each for each in stream.plan.sites if (each.block, each.kind, each.turn) == (site.block, site.kind, site.turn)
-    ]
-    feeds = max(map(stream.feeds, again)) if site.block is not None else stream.feeds(site)
+    feeds = stream.feeds(site)
+    if site.block is not None:  # a block that runs again may be fed more lanes then
+        same = (site.block, site.kind, site.turn)
+        feeds = max(stream.feeds(each) for each in stream.plan.sites if (each.block, each.kind, each.turn) == same)
     made: Sublayer = SUBLAYERS.of(slot)(config, site, feeds, **slot.options)
     made.norm = placement.norm(made.norm, site) if stream.takes_norm(site) else NoNorm()  # type: ignore[arg-type]
     if placement.behind:

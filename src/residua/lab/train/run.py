@@ -85,36 +85,31 @@ def train(
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
     ends all: the others raise `RankFailed` with its message.
     """
-    if launched() > 1 or parallel is not None:
-        return _together(config, out, tokens, subject, resume, track, on_event, parallel)
-    return _train(config, out, tokens, subject, resume, track, on_event, ALONE)
+
+    def on(ranks: Ranks) -> Result:
+        return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
+
+    if launched() == 1 and parallel is None:
+        return on(ALONE)
+    if not isinstance(config, TrainConfig) or subject is not None:
+        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
+    return _together(config, parallel, on)
 
 
-def _together(
-    config: Recipe,
-    out: Path | str,
-    tokens: Tokens | None,
-    subject: Callable[[Tokens], Subject] | None,
-    resume: Resume,
-    track: Sequence[str],
-    on_event: Listener | None,
-    parallel: str | None,
-) -> Result:
-    """`train` on the ranks that `torchrun` started, or on one process with a layout of one."""
+def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], Result]) -> Result:
+    """A run on the ranks that `torchrun` started, or on one process with a layout of one."""
     if parallel is None:
         raise ValueError(
             f"torchrun started {launched()} processes; say how they share the work: --parallel dp={launched()} or "
             "--parallel auto"
         )
-    if not isinstance(config, TrainConfig) or subject is not None:
-        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
-    described, device = config, device_of(config)
+    device = device_of(config)
 
     def layout(size: int) -> tuple[Parallel, str]:
         if parallel == "auto":
-            return choose(described.model(2), size, memory_of(device, size), rows=config.batch, context=config.context)
+            return choose(config.model(2), size, memory_of(device, size), rows=config.batch, context=config.context)
         asked = Parallel.parse(parallel)
-        asked.check(described.model(2), size, batch=config.batch, context=config.context)
+        asked.check(config.model(2), size, batch=config.batch, context=config.context)
         if asked.pp > 1:
             raise ValueError(f"parallel {asked}: residua train has no pipelines; use residua.scale.pipeline")
         return asked, ""
@@ -126,10 +121,10 @@ def _together(
                 f"parallel {parallel} takes {count} processes; start them with torchrun --nproc-per-node {count} "
                 "-m residua train ..."
             )
-        return _train(config, out, tokens, subject, resume, track, on_event, ALONE)
+        return on(ALONE)
     with joined(layout, device) as ranks:
         ranks.check_same(identity(config.to_json(), ranks.parallel))
-        return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
+        return on(ranks)
 
 
 def _train(
