@@ -109,7 +109,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _mismatched(info: Info) -> list[tuple[str, Any, Any]]:
-    return [tuple(each) for each in info["mismatched_keys"]]  # type: ignore[misc]
+    return [tuple(each) for each in info["mismatched_keys"]]
 
 
 def _shape(shape: Iterable[int]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from residua.hf.anatomy import Config
@@ -106,21 +106,22 @@ def _header(file: Path) -> Shapes:
 
 def _span(file: Path, name: str, entry: object) -> tuple[int, int]:
     """The bytes of one tensor, if its type, shape and place agree."""
-    if isinstance(entry, dict):
-        kind, shape, place = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-        if kind in _BITS and _whole(shape) and _whole(place) and len(place) == 2:
+    if isinstance(entry, dict) and entry.get("dtype") in _BITS:
+        kind, shape, place = entry["dtype"], _whole(entry.get("shape")), _whole(entry.get("data_offsets"))
+        if shape is not None and place is not None and len(place) == 2:
             first, last = place
             if 8 * (last - first) == math.prod(shape) * _BITS[kind]:
                 return first, last
     raise ValueError(f"{file}: the header's entry for {name} is wrong; download it again")
 
 
-def _whole(values: object) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+def _whole(values: object) -> list[int] | None:
+    right = isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+    return list(values) if right and isinstance(values, list) else None
 
 
-def named(names: object, most: int = 3) -> str:
+def named(names: Iterable[str], most: int = 3) -> str:
     """The first few of some names, and how many more there are."""
-    listed = sorted(map(str, names))  # type: ignore[call-overload]
+    listed = sorted(names)
     more = f" and {len(listed) - most} more" if len(listed) > most else ""
     return ", ".join(listed[:most]) + more

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from residua.lab.train.loop import Trainer as Trainer
     from residua.lab.train.metrics import read_metrics as read_metrics
     from residua.lab.train.ranks import RankFailed as RankFailed
-    from residua.lab.train.run import Result as Result
+    from residua.lab.train.result import Result as Result
     from residua.lab.train.run import load_model as load_model
     from residua.lab.train.run import train as train
 
@@ -27,7 +27,7 @@ _DOORS = {
     "Trainer": "residua.lab.train.loop",
     "read_metrics": "residua.lab.train.metrics",
     "RankFailed": "residua.lab.train.ranks",
-    "Result": "residua.lab.train.run",
+    "Result": "residua.lab.train.result",
     "load_model": "residua.lab.train.run",
     "train": "residua.lab.train.run",
 }
