@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from residua.cli._flags import refuse_output, tell
+
 
 def command(
     model: Path = typer.Argument(..., help="Converted or released model, or run directory of train or finetune."),
@@ -26,6 +28,8 @@ def command(
     from residua.lab.diagnose.inspect import draw, inspect_ids, tables
     from residua.lab.evaluate.opened import open_model
 
+    refuse_output(png, ".png", ".svg", ".pdf")
+    refuse_output(html, ".html", ".htm")
     for file in (png, html):
         if file is not None and not file.absolute().parent.is_dir():
             raise ValueError(f"{file.parent} is not a directory; create it first")
@@ -45,3 +49,6 @@ def command(
 
         write_inspection(found, html)
     typer.echo(json.dumps(found) if as_json else text)
+    written = [str(file) for file in (png, html) if file is not None]
+    if written:
+        tell(f"written: {', '.join(written)}")

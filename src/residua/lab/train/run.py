@@ -12,6 +12,7 @@ from residua.lab.common.files import Listener, Record, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.config import TrainConfig
+from residua.lab.train.fits import check_fits
 from residua.lab.train.folder import Resume, RunFolder
 from residua.lab.train.interrupt import Interrupted, Interrupts
 from residua.lab.train.loop import Trainer
@@ -107,10 +108,14 @@ def _train(
     on_event: Listener | None,
     ranks: Ranks,
 ) -> Result:
+    if not str(out):
+        raise ValueError("out is empty: give the directory of the run, such as runs/a")
     folder, listen = RunFolder(Path(out)), on_event or (lambda event: None)
     folder.check(config, resume)
     if ranks.from_first(folder.result.exists):
         return _finished(folder, config, listen)
+    if ranks.alone and isinstance(config, TrainConfig) and subject is None:
+        check_fits(config)
     if ranks.why:
         listen({"kind": "data", "step": 0, "text": ranks.why})
     if tokens is None:
