@@ -39,15 +39,22 @@ class _Job:
     restarts: int = 0
 
 
-def claim(plan: ComparePlan, out: Path) -> None:
-    """Make `out` the directory of this plan, or refuse it if it is another's."""
+def refuse_strangers(plan: ComparePlan, out: Path) -> None:
+    """Refuse a directory that is not this plan's, without touching it."""
     stored = out / PLAN
     if stored.exists():
         if read_json(stored) != plan.to_json():
             raise ValueError(f"{out} belongs to another plan; give another --out, or run the plan in {stored}")
-        return
-    if out.exists() and (not out.is_dir() or contents(out)):
+    elif out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} is there and is not the directory of a comparison; give another --out")
+
+
+def claim(plan: ComparePlan, out: Path) -> None:
+    """Make `out` the directory of this plan, or refuse it if it is another's."""
+    refuse_strangers(plan, out)
+    stored = out / PLAN
+    if stored.exists():
+        return
     out.mkdir(parents=True, exist_ok=True)
     write_json(stored, plan.to_json())
 
