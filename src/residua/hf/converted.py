@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, Cache
 
 from residua.hf.anatomy import Argument, Class, Config, Model
+from residua.hf.cache import memory_of
 from residua.hf.forward import MASK
 from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
@@ -74,9 +75,16 @@ class Converted(Base):
             inputs[MASK] = mask[:, -tokens.shape[1] :]
         return inputs
 
-    def _valid_auto_compile_criteria(self, *args: Argument, **kwargs: Argument) -> bool:
-        # What a memory keeps is replaced at every token, which the CUDA graphs of an automatic compilation cannot hold.
-        return not self.base_model.remembers and super()._valid_auto_compile_criteria(*args, **kwargs)
+    def _prepare_cache_for_generation(
+        self, generation_config: Argument, model_kwargs: dict[str, Any], *args: Argument, **kwargs: Argument
+    ) -> None:
+        """As in transformers; a cache carries what a stream keeps from the start, so that recording reaches it."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if self.base_model.remembers and isinstance(cache, Cache):
+            memory_of(cache)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
 
     def save_pretrained(self, save_directory: Argument, *args: Argument, **kwargs: Argument) -> None:
         """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""

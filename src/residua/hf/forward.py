@@ -27,6 +27,8 @@ from residua.stream import Answer, Read, State, Stream
 
 MASK = "token_mask"
 """The keyword that carries which tokens are no padding to every layer."""
+DOCUMENTS = "packed_documents"
+"""The keyword that carries which document of a packed row every token belongs to."""
 TOKENS = "token_ids"
 """The keyword that carries the tokens to the first layer, for a design that looks them up."""
 
@@ -63,13 +65,14 @@ class OnStreamLayer:
         kwargs.update(zip(self.after_state, args, strict=False))
         backbone = self.owner.backbone
         stream, mask, ids = backbone.stream, kwargs.pop(MASK, None), kwargs.pop(TOKENS, None)
+        documents = kwargs.pop(DOCUMENTS, None)
         cuts = self.gradient_checkpointing and self.training
         runner = Runner(stream, backbone.execution, blockwise=cuts)
         cache = kwargs.get(self.anatomy.cache)
-        kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
+        kept = memory_of(cache) if cache is not None and backbone.remembers else None
         flow, tap = placed(self, stream, self.sites, hidden_states), self.tap
         if not self.sites[0].index:
-            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past, ids=ids)
+            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.opening(), ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
         parts, between = iter(self.anatomy.parts), self.inserted._modules
@@ -88,7 +91,7 @@ class OnStreamLayer:
 
             read = runner.read(flow, site, normed)
             if part is None:
-                y = inserted(*read.lanes, mask=mask, kept=kept)
+                y = inserted(*read.lanes, mask=mask, documents=documents, kept=kept)
             else:
                 y, *values = (
                     self._sided(part, site, read, kwargs) if stream.sided else (self._answer(part, read.lanes, kwargs),)
@@ -99,7 +102,7 @@ class OnStreamLayer:
             y = y if mask is None else unpadded(y, mask)
             flow = runner.write(flow, site, read, Answer(y, *values) if part is not None and values else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
-            kept.advance(runner.past(flow), y.shape[1], mask)
+            kept.advance(runner.past(flow), mask, documents, y[..., 0].long())
         return runner.cut(flow) if cuts else flow
 
     def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
@@ -160,10 +163,12 @@ class OnStreamBackbone:
     def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
         kwargs.update(zip(self.after_input, args, strict=False))
         if self.remembers and kwargs.get(MASK) is None:
-            mask = kwargs.get("attention_mask")
+            tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+            mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
             if isinstance(mask, Tensor) and mask.ndim == 2:
-                tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
                 kwargs[MASK] = mask[:, -tokens.shape[1] :]
+            elif mask is None and isinstance(positions, Tensor):
+                kwargs[DOCUMENTS] = packed(self.stream, positions.expand(len(tokens), -1))
         if self.stream.takes_ids and input_ids is not None:
             kwargs[TOKENS] = input_ids
         chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
@@ -175,6 +180,28 @@ class OnStreamBackbone:
         output = super().forward(input_ids, **kwargs)  # type: ignore[misc]
         output.hidden_states = output.hidden_states[1:]
         return output
+
+
+def packed(stream: Stream, positions: Tensor) -> Tensor | None:
+    """The document of every token of rows [b t], told by positions that do not go on; None where all rows are one.
+
+    It is the rule by which transformers keeps documents apart in its attention masks.
+    """
+    documents = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
+    several = documents[:, -1].any()
+    refused = (
+        f"{stream.name} mixes tokens in its stream, and documents that position_ids tell apart would leak into each "
+        "other; give every document a row of its own, with an attention_mask"
+    )
+    if torch.compiler.is_compiling():  # what the positions say is not known yet
+        if stream.mixes_tokens:
+            torch._assert_async(~several, refused)
+        return documents
+    if not several:
+        return None
+    if stream.mixes_tokens:
+        raise ValueError(refused)
+    return documents
 
 
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
