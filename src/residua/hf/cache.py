@@ -147,6 +147,9 @@ class Carrying(ABC):  # as layers of caches are: a class may take another's plac
     kept: Kept
     record_past = False
 
+    def __reduce_ex__(self, protocol: Argument) -> tuple[Argument, ...]:
+        return (_blank, (type(self).__bases__[1],), *super().__reduce_ex__(protocol)[2:])
+
     def activate_past_recording(self) -> None:
         self.record_past = True
 
@@ -177,6 +180,12 @@ def _carrying(base: Class) -> Class:
     """The class of a first layer that carries what is kept."""
     body = {"is_croppable": False, "_layer_type": None}  # of a layer type that is registered by name, the base stays it
     return made(f"Residua{base.__name__}", (Carrying, base), body)
+
+
+def _blank(base: Class) -> Argument:
+    """A first layer whose state comes after it: how one is pickled."""
+    cls = _carrying(base)
+    return cls.__new__(cls)
 
 
 def memory_of(cache: HFCache) -> Kept:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, Cache
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Cache,
+)
 
 from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.cache import memory_of
@@ -21,7 +28,13 @@ if TYPE_CHECKING:
 else:
     Base = object  # the real one comes behind this mixin
 
-AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
+AUTO = (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering,
+)
 """The Auto classes through which a converted model can be loaded."""
 
 
@@ -64,6 +77,27 @@ class Converted(Base):
             )
         super().gradient_checkpointing_enable(given, **kwargs)
 
+    def save_pretrained(self, save_directory: Argument, *args: Argument, **kwargs: Argument) -> None:
+        """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
+        own, config = type(self), type(self.config)
+        built = [auto.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is own]
+        self.config.auto_map = {
+            "AutoConfig": f"{SHIM}.{config.__name__}", **dict.fromkeys(built, f"{SHIM}.{own.__name__}")
+        }  # fmt: skip
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if kwargs.get("is_main_process", True):
+            write_beside(self, save_directory)
+
+    def _upload_modified_files(self, working_dir: Argument, *args: Argument, **kwargs: Argument) -> Argument:
+        write_card(self, working_dir)  # a push puts its own template over the card
+        return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+
+class Generating(Base):
+    """Mixed in beside it where the base generates."""
+
+    base_model: Model
+
     def prepare_inputs_for_generation(self, *args: Argument, **kwargs: Argument) -> dict[str, Any]:
         """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
@@ -85,21 +119,6 @@ class Converted(Base):
             memory_of(cache)
             if generation_config.is_assistant:
                 cache.activate_past_recording()
-
-    def save_pretrained(self, save_directory: Argument, *args: Argument, **kwargs: Argument) -> None:
-        """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
-        own, config = type(self), type(self.config)
-        built = [auto.__name__ for auto in AUTO if auto._model_mapping.get(config, None) is own]
-        self.config.auto_map = {
-            "AutoConfig": f"{SHIM}.{config.__name__}", **dict.fromkeys(built, f"{SHIM}.{own.__name__}")
-        }  # fmt: skip
-        super().save_pretrained(save_directory, *args, **kwargs)
-        if kwargs.get("is_main_process", True):
-            write_beside(self, save_directory)
-
-    def _upload_modified_files(self, working_dir: Argument, *args: Argument, **kwargs: Argument) -> Argument:
-        write_card(self, working_dir)  # a push puts its own template over the card
-        return super()._upload_modified_files(working_dir, *args, **kwargs)
 
 
 @torch.no_grad()

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Argument, Config, Model, Part
+from residua.hf.anatomy import Anatomy, Argument, Class, Config, Model, Part, anatomy_of
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
-from residua.hf.owner import Owner
+from residua.hf.made import made
+from residua.hf.owner import Owner, adopt_replica
 from residua.hf.placing import placed
 from residua.hf.values import replaced
 from residua.plan import Site
@@ -31,6 +33,14 @@ DOCUMENTS = "packed_documents"
 """The keyword that carries which document of a packed row every token belongs to."""
 TOKENS = "token_ids"
 """The keyword that carries the tokens to the first layer, for a design that looks them up."""
+
+
+class Named:
+    """Of a class that is made from another: pickled by the two that it is made of, wherever they are."""
+
+    def __reduce_ex__(self, protocol: Argument) -> tuple[Argument, ...]:
+        mixin, base = type(self).__bases__
+        return (_blank, (base, mixin), *super().__reduce_ex__(protocol)[2:])  # type: ignore[misc]
 
 
 class Tap(nn.Module):
@@ -47,7 +57,7 @@ def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     return tuple(names[2:])  # self, and the first argument
 
 
-class OnStreamLayer:
+class OnStreamLayer(Named):
     """state -> state: the parts of one decoder layer, and what was inserted between them, on the stream."""
 
     anatomy: Anatomy
@@ -135,7 +145,7 @@ class OnStreamLayer:
         return y * getattr(self, self.anatomy.scale) if self.anatomy.scale else y
 
 
-class OnStreamNorm:
+class OnStreamNorm(Named):
     """state -> the head's read, normalised: the final norm of a converted backbone."""
 
     owner: Owner
@@ -162,6 +172,13 @@ class OnStreamBackbone:
 
     def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
         kwargs.update(zip(self.after_input, args, strict=False))
+        if self.__dict__.get("_is_replica"):  # of DataParallel: a copy whose layers still point at what was copied
+            adopt_replica(self, anatomy_of(self.config))
+        if self.remembers and str(self.config._attn_implementation).startswith("paged|"):
+            raise ValueError(
+                f"{self.stream.name} with layout {self.config.layout or 'as the base'} keeps more than keys and values "
+                "between tokens, and the pages of continuous batching hold those alone; generate without it"
+            )
         if self.remembers and kwargs.get(MASK) is None:
             tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
             mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
@@ -176,10 +193,24 @@ class OnStreamBackbone:
             return super().forward(input_ids, **kwargs)  # type: ignore[misc]
         # Chosen layers are counted by their outputs, and the taps stand at the inputs: the output of layer i is
         # what tap i + 1 sees.
-        kwargs["output_hidden_states"] = {each + 1 for each in chosen}
+        as_dict = kwargs.pop("return_dict", getattr(self.config, "return_dict", True))
+        kwargs |= {"output_hidden_states": {each + 1 for each in chosen}, "return_dict": True}
         output = super().forward(input_ids, **kwargs)  # type: ignore[misc]
         output.hidden_states = output.hidden_states[1:]
-        return output
+        return output.to_tuple() if as_dict is False else output
+
+
+@cache
+def on_stream(base: Class, mixin: Class) -> Class:
+    """The class of a layer or a final norm, with the mixin before it."""
+    body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
+    return made(f"Residua{base.__name__}", (mixin, base), body)
+
+
+def _blank(base: Class, mixin: Class) -> Model:
+    """An object of such a class, whose state comes after it."""
+    cls = on_stream(base, mixin)
+    return cls.__new__(cls)
 
 
 def packed(stream: Stream, positions: Tensor) -> Tensor | None:
