@@ -217,7 +217,7 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     if len(plan.seeds) < 3:
         said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
     base = next(row for row in rows if row.baseline)
-    if not plan.tune.lr:
+    if not plan.tune.lr and not plan.chosen:
         said.append(
             "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
         )
