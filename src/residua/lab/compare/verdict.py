@@ -55,6 +55,18 @@ def lines(told: Record) -> list[str]:
     return shown
 
 
+def in_words(gap: Record | None) -> str:
+    """A difference from the baseline for a reader without statistics: better or worse by how much, or unclear."""
+    if gap is None:
+        return "the baseline"
+    if gap["significant"] is None:
+        return f"{gap['mean']:+.4f}, not judged"
+    if not gap["significant"]:
+        return f"inside the noise ({gap['mean']:+.4f}; found from {gap['detectable']:.4f} on)"
+    low, high = sorted((abs(gap["low"]), abs(gap["high"])))
+    return f"{'better' if gap['mean'] < 0 else 'worse'} by {abs(gap['mean']):.4f} ({low:.4f} to {high:.4f})"
+
+
 def detectable(row: Record, seeds: int) -> float:
     """The smallest true difference of a row that so many seeds would find, from the spread that these showed."""
     gap = row["difference"]

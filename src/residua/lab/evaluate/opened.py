@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from residua.extras import need
 from residua.lab.data import Tokenizer, load_tokenizer
 from residua.lab.data.tokenizer import Bytes, read_folder
+from residua.lab.runs import read_if_there
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,24 @@ def open_model(path: Path | str) -> Opened:
         return Opened(own, tokenizer, own.stream.spec, own.config.vocab, None)
     inner = folder / "model"
     return _hugging_face(inner if (inner / "config.json").is_file() else folder, folder)
+
+
+def open_start(path: Path | str) -> Opened:
+    """What a run of `residua finetune` started from: its checkpoint, converted if the run converted it."""
+    folder = Path(path)
+    settings = read_if_there(folder / "config.json") or {}
+    if "checkpoint" not in settings:
+        raise ValueError(f"{folder} is not a run of residua finetune: it does not say what it started from")
+    start = open_model(settings["checkpoint"])
+    if settings.get("design") is None:
+        return start
+    from residua.hf.convert import convert
+
+    made = convert(
+        settings["checkpoint"], settings["design"], layout=settings.get("layout"), dtype=torch.float32,
+        seed=settings.get("seed", 0),
+    )  # fmt: skip
+    return replace(start, model=made.eval(), design=settings["design"])
 
 
 def _hugging_face(folder: Path, run: Path) -> Opened:
