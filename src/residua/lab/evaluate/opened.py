@@ -82,21 +82,23 @@ def open_model(path: Path | str) -> Opened:
 
 
 def open_start(path: Path | str) -> Opened:
-    """What a run of `residua finetune` started from: its checkpoint, converted if the run converted it."""
+    """What a run of `residua finetune` started from: its checkpoint, converted if the run converted it, with the run's
+    tokenizer."""
     folder = Path(path)
     settings = read_if_there(folder / "config.json") or {}
     if "checkpoint" not in settings:
         raise ValueError(f"{folder} is not a run of residua finetune: it does not say what it started from")
-    start = open_model(settings["checkpoint"])
-    if settings.get("design") is None:
-        return start
     from residua.hf.convert import convert
+    from residua.hf.released.opening import load_causal
+    from residua.lab.finetune import design_of
 
-    made = convert(
-        settings["checkpoint"], settings["design"], layout=settings.get("layout"), dtype=torch.float32,
-        seed=settings.get("seed", 0),
-    )  # fmt: skip
-    return replace(start, model=made.eval(), design=settings["design"])
+    after, checkpoint = open_model(folder), settings["checkpoint"]
+    if settings.get("design") is None:
+        model = load_causal(checkpoint, dtype=torch.float32)
+    else:
+        given = {"layout": settings.get("layout"), "seed": settings.get("seed", 0)}
+        model = convert(checkpoint, settings["design"], dtype=torch.float32, **given)
+    return replace(after, model=model.eval(), design=design_of(model))
 
 
 def _hugging_face(folder: Path, run: Path) -> Opened:
