@@ -73,7 +73,7 @@ def test_rows_inside_the_noise_stand_with_the_baseline_and_apart_from_the_others
     for row in data["summary"]["rows"]:
         own = rows[data["series"][row["series"]]["label"]]
         gap = own["difference"]
-        better = UNCLEAR if gap is None or gap["low"] <= 0 <= gap["high"] else BETTER if gap["high"] < 0 else WORSE
+        better = UNCLEAR if gap is None or not gap["significant"] else BETTER if gap["high"] < 0 else WORSE
         assert row["group"] == better
         seen.append((place[better], own["loss"]["mean"]))
     assert seen == sorted(seen)

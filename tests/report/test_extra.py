@@ -1,7 +1,10 @@
 """The data of paths, knock-outs and passes, against the models and against an independent sum; two models on a page."""
 
 import json
+import math
+import re
 import shlex
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -9,9 +12,10 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.lab.diagnose import ablate_sources
-from residua.lab.report import gather, inspection
+from residua.lab.report import gather, inspection, render
 from residua.lab.report.extra import ABLATED, grid_of, passes
 from residua.lab.report.page import _path_table, grid
+from residua.lab.report.summary import ladder
 from residua.lab.train import load_model
 from residua.model import token_loss
 from residua.runner import observed
@@ -90,9 +94,10 @@ def test_paths_are_those_of_the_first_seed(compared, data):
         expected = [
             float((weight * value[0, -1]) @ direction) for weight, value in zip(weights, routing.values, strict=True)
         ]
+        logit = float(model(ids)[0, -1, target])
     (row,) = [cells for site, cells in _path_table(each) if site == "head"]
     assert row == pytest.approx(expected, abs=2 * each["targets"][-1]["step"])
-    assert each["targets"][-1]["logits"][-1] == pytest.approx(float(model(ids)[0, -1, target]), rel=1e-5)
+    assert each["targets"][-1]["logits"][-1] == pytest.approx(logit, rel=1e-5)
     assert data["paths"][0] is None
 
 
@@ -147,3 +152,47 @@ def test_looking_at_a_design_without_a_head_read_has_slopes_alone():
     assert not found["exact"]
     assert "head" not in found["sources"]
     assert [len(each["tokens"]) for each in found["targets"]] == [6, 6]
+
+
+def laddered(results):
+    """Results as a comparison over sizes has them: rungs on L = 2 + 100 C^-0.5, and rows worth 2 times and nothing."""
+    rungs = [
+        {"size": size, "compute": compute, "loss": 2 + 100 * compute**-0.5, "parameters": 1, "tokens": 1, "lr": 1e-3,
+         "cpu_seconds": 1.0, "seeds": 3}
+        for size, compute in (("1x8", 1e4), ("2x16", 1e5), ("4x16", 1e6))
+    ]  # fmt: skip
+    band = {"value": 2.0, "low": 1.9, "high": 2.1}
+    curve = {"limit": band, "exponent": {"value": 0.5, "low": 0.4, "high": 0.6}, "scale": 100.0}
+    clear = {"factor": 2.0, "low": 1.5, "high": 2.5, "significant": True, "extrapolated": False}
+    noise = {"factor": 1.1, "low": 0.8, "high": None, "significant": False, "extrapolated": True}
+    never = {"factor": None, "low": None, "high": None, "significant": True, "extrapolated": True}
+    rows = []
+    for place, row in enumerate(results["rows"]):
+        worth = None if row["baseline"] else {"per_token": (clear, noise, never)[place % 3], "per_cpu_second": None}
+        rows.append(row | {"size": "2x16", "speedup": worth})
+    return results | {"rows": rows, "ladder": {"rungs": rungs, "curves": {"per_token": curve}}}
+
+
+def test_ladders_are_shown_where_results_have_them(compared, data):
+    assert data["ladder"] is None
+    places = {each["label"]: place for place, each in enumerate(data["series"])}
+    results = laddered(json.loads((compared / "results.json").read_text()))
+    found = ladder(results, places)
+    assert [row["compute"] for row in found["rows"]] == [1e5] * (len(DESIGNS) - 1)
+    page = render(data | {"ladder": found})
+    assert 'id="ladder"' in page
+    root = ElementTree.fromstring(
+        re.search(r'<svg[^>]*aria-label="Validation loss of the baseline.*?</svg>', page, re.S)[0]
+    )
+    told = [each.text for each in root.iter("title")]
+    assert told[:3] == [f"{rung['size']}: {rung['loss']:.4f}" for rung in found["rungs"]]
+    dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter("circle")]
+    across = [(math.log(x), cx) for x, (cx, _) in zip((1e4, 1e5, 1e6), dots, strict=False)]
+    assert across[1][1] - across[0][1] == pytest.approx(across[2][1] - across[1][1], abs=0.15), "a log axis"
+    for words in (
+        "2.00 times (1.50 to 2.50)",
+        "inside the noise: 1.10 times (0.80 to no bound), beyond the largest size",
+        "more than any compute would give the baseline",
+    ):
+        assert words in page
+    assert 'id="ladder"' not in render(data)

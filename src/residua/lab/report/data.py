@@ -90,6 +90,7 @@ def gather(
         title=visible(" + ".join(Path(run).resolve().name for run in runs)),
         kind="comparison" if compared else "runs",
         notes=[*table.pop("notes"), *drawn["notes"], *notes],
+        ladder=table.pop("ladder"),
         summary=table,
         curves=_listed(shown, drawn["curves"]),
         quality=_listed(shown, drawn["quality"]),

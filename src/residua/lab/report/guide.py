@@ -43,7 +43,7 @@ VIEWS = {
         "Look at the groups: only rows outside the middle one differ from the baseline beyond the noise of their "
         "seeds.",
         (
-            ("Filled dot", "a difference beyond the noise: its interval leaves out zero"),
+            ("Filled dot", "a difference beyond the noise of the seeds"),
             ("Hollow dot", "inside the noise: these seeds cannot tell it from no difference"),
             ("Bar", "95 % interval of the mean difference, seed by seed"),
             ("a / b", "in the routing columns: over all sublayers / over the last third of the blocks"),
@@ -149,6 +149,22 @@ VIEWS = {
             _GREY,
         ),
         "The same number on both axes: the weight of what lies some sources back, and of what lies some tokens back.",
+    ),
+    "ladder": View(
+        "Ladder",
+        "Look for bars right of 1x: the baseline would need that many times the compute to reach the same loss.",
+        (
+            ("Black dots", "the baseline at every size"),
+            ("Dashed line", "the curve through them, loss = limit + A / compute to a power"),
+            ("Coloured dots", "the other rows: below the line is worth more compute than it took"),
+            ("Bar", "95 % interval of the speedup; hollow where it holds 1"),
+        ),
+        "Effective speedup over the sizes of a comparison: the compute at which the baseline's curve has the loss of "
+        "a row, "
+        "over the compute of the row; per token, where the work of the design itself is free, and per processor "
+        "second, "
+        "where it is not.",
+        optional=True,
     ),
     "costs": View(
         "Costs",

@@ -54,7 +54,7 @@ def inspection(*found: Record) -> Values:
         shown, looked, drawn, dict.fromkeys(looked, PROMPTED),
         title=visible(" beside ".join(dict.fromkeys(str(each["model"]) for each in found))), kind="inspection",
         notes=_notes(found, texts), summary=None, curves=[], quality=[None] * len(found), prompt=found[0]["prompt"],
-        loss=[each.get("loss") for each in found], costs=[None] * len(found), runs=None,
+        loss=[each.get("loss") for each in found], costs=[None] * len(found), ladder=None, runs=None,
     )  # fmt: skip
     return checked(data, _absent(data, found))
 

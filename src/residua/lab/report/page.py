@@ -18,7 +18,7 @@ from residua._version import __version__
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import times
 from residua.lab.diagnose.attention import MOST_OFFSETS
-from residua.lab.plots import rows, svg
+from residua.lab.plots import ladder, rows, svg
 from residua.lab.plots.charts import (
     SHARES,
     curve_charts,
@@ -80,6 +80,7 @@ def render(data: Record) -> str:
             "knockouts": [
                 each and _knockouts(each, *named(data, place)) for place, each in enumerate(data["knockouts"])
             ],
+            "ladder": data["ladder"] and _ladder(data),
             "loops": [each and _passes(each, *named(data, place)) for place, each in enumerate(data["loops"])],
         },
         unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
@@ -98,6 +99,8 @@ def render(data: Record) -> str:
         ),
         claim=_claim(data),
         offsets=MOST_OFFSETS,
+        worth=ladder.AXES,
+        speedup_words=ladder.in_words,
         ratio=times,
         whole=lambda value: "-" if value is None else f"{value:,.0f}",
         mebibytes=lambda value: "-" if value is None else f"{value / 2**20:,.1f}",
@@ -123,7 +126,7 @@ def _digest(text: str) -> str:
 def _views(data: Record) -> list[Values]:
     """The views of this page, with what each says for itself."""
     left_out = {"summary", "curves", "knockouts", "costs", "runs"} if data["kind"] == "inspection" else set()
-    left_out |= {key for key, view in VIEWS.items() if view.optional and not any(data[key])}
+    left_out |= {key for key, view in VIEWS.items() if view.optional and not any(data[key] or ())}
     return [{"key": key, **asdict(view)} for key, view in VIEWS.items() if key not in left_out]
 
 
@@ -225,6 +228,20 @@ def _passes(each: Record, _: str, label: str) -> Values:
         for turn, cells in enumerate(each["weights"], 1)
     ]  # fmt: skip
     return {"maps": maps, "ramp": svg.ramp(largest, signed=each["signed"])}
+
+
+def _ladder(data: Record) -> Values:
+    """The curve by operations, and the speedups on both axes."""
+    found = data["ladder"]
+    rows_shown = [row for row in found["rows"] if row["compute"] is not None]
+    points = [(*named(data, row["series"]), row["compute"], row["loss"]) for row in rows_shown]
+    worth = {
+        axis: ladder.speedups([(*named(data, row["series"]), row["speedup"][axis]) for row in found["rows"]
+                               if row["speedup"][axis] is not None], axis)
+        for axis in ladder.AXES
+    }  # fmt: skip
+    fitted = found["curves"].get("per_token")
+    return {"curve": ladder.curve(found["rungs"], fitted, points) if fitted else "", "worth": worth}
 
 
 def _path_table(each: Record) -> list[tuple[str, list[float | None]]]:

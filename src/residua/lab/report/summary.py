@@ -6,7 +6,7 @@ in words. For anything else they are what the finished seeds say, without a verd
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -64,8 +64,27 @@ def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> 
             if row["difference"] is not None
         ],
         "verdict": verdict(results, comparison.name if comparison.is_absolute() else comparison),
+        "ladder": ladder(results, places),
         "legend": legend(results).split("\n"),
         "notes": list(results["notes"]),
+    }  # fmt: skip
+
+
+def ladder(results: Record, places: Mapping[str, int]) -> Values | None:
+    """The sizes of the baseline, the curves through them and the speedups of the rows; None without a ladder."""
+    found = results.get("ladder")
+    if not found or not found["curves"]:
+        return None
+    compute = {rung["size"]: rung["compute"] for rung in found["rungs"]}
+    return {
+        "rungs": found["rungs"],
+        "curves": found["curves"],
+        "rows": [
+            {"series": places[row["label"]], "loss": row["loss"]["mean"], "compute": compute.get(row["size"]),
+             "speedup": row["speedup"]}
+            for row in results["rows"]
+            if row.get("speedup") is not None
+        ],
     }  # fmt: skip
 
 
@@ -107,6 +126,7 @@ def _unjudged(shown: Sequence[Series], drawn: Record) -> Values:
         "folded": [],
         "differences": [],
         "verdict": None,
+        "ladder": None,
         "legend": [
             "val loss: nats per token, mean over the finished seeds; in brackets the lowest and highest seed.",
             "speed: tokens per CPU second, and peak memory, over those of the first.",
