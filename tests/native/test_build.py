@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from residua.native import build, library
+from residua.native import build, library, sealed
 
 ROOT = build.HERE.parents[1]
 
@@ -222,3 +222,63 @@ def test_instructions_are_named_or_refused(monkeypatch):
     monkeypatch.setattr(library, "INSTRUCTIONS", (*library.INSTRUCTIONS, "avx9000"))
     with pytest.raises(ValueError, match="this processor runs portable"), library.instructions("avx9000"):
         pass
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+def flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize("harm", [cut, flipped, lambda data: b"", lambda data: data[:-1]])
+def test_damaged_library_is_not_loaded_and_the_cached_one_is_made_again(small, harm, capfd):
+    made = build.build()
+    assert "compiling its CPU kernels" in capfd.readouterr().err
+    whole = made.read_bytes()
+    made.write_bytes(harm(whole))
+    with pytest.raises(build.Unavailable, match=r"no digest|digest does not match"):
+        library._linked(made)
+    assert build.build() == made
+    library._linked(made, private=True)
+    assert "compiling" in capfd.readouterr().err
+    assert build.build() == made
+    assert capfd.readouterr().err == ""  # the second time there is nothing to say
+
+
+def test_library_of_somebody_else_is_refused_by_its_name(small):
+    import _ctypes
+
+    with pytest.raises(build.Unavailable, match="no library of residua"):
+        library._linked(build.Path(_ctypes.__file__))
+    with pytest.raises(build.Unavailable, match="No such file"):
+        library._linked(small / "nothing.so")
+    with pytest.raises(build.Unavailable, match="is not a file"):
+        library._linked(small)
+
+
+@pytest.mark.parametrize("place", ["parent", "above"])
+def test_folder_of_others_on_the_way_is_refused(small, place):
+    """Whoever may rename a folder on the path could put another in its place."""
+    made = build.build()
+    folder = made.parent.parent if place == "parent" else small
+    folder.chmod(0o777)
+    try:
+        with pytest.raises(build.Unavailable, match=f"{folder} can be written by others"):
+            build.build()
+        folder.chmod(0o1777)  # there only the owner of an entry may rename it, as in /tmp
+        assert build.build() == made
+    finally:
+        folder.chmod(0o700)
+
+
+def test_library_is_loaded_from_the_file_that_was_checked(small):
+    """A file that takes the name of the checked one in between is not what is loaded."""
+    made = build.build()
+    with build.opened(made, private=True) as name:
+        other = made.with_suffix(".other")
+        other.write_bytes(b"another library")
+        other.replace(made)
+        assert build.Path(name).read_bytes().endswith(sealed.MARK)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from residua.native import build
-from residua.native.build import Unavailable
+from residua.native.sealed import Unavailable, opened
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """Element types and their codes in kernels.h."""
@@ -46,21 +46,23 @@ def _open() -> tuple[ctypes.CDLL, str]:
     if asked == "0":
         raise Unavailable("turned off by RESIDUA_NATIVE=0")
     if asked:
-        return _linked(Path(asked)), asked
+        return _linked(Path(asked).expanduser()), asked
     shipped = build.HERE / build.SHIPPED
     if shipped.exists():
         return _linked(shipped), str(shipped)
     if os.name != "posix":
         raise Unavailable(f"not built for {os.name}")
     built = build.build()
-    return _linked(built), str(built)
+    return _linked(built, private=True), str(built)
 
 
-def _linked(path: Path) -> ctypes.CDLL:
-    try:
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise Unavailable(f"{path} does not load: {error}") from None
+def _linked(path: Path, *, private: bool = False) -> ctypes.CDLL:
+    """Load a library whose every byte is as it was written; `private`: from the cache, whose whole path is checked."""
+    with opened(path, private=private) as name:
+        try:
+            found = ctypes.CDLL(name)
+        except OSError as error:
+            raise Unavailable(f"{path} does not load: {error}") from None
     found.residua_fingerprint.restype = ctypes.c_char_p
     if found.residua_fingerprint().decode() != build.fingerprint():
         raise Unavailable(f"{path} was built from other sources than the ones beside {build.HERE}; remove it")
