@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 # AutoConfig and its like then know converted models, whichever of the two packages is imported first.
 _when_imported("transformers.models.auto.configuration_auto", "residua.hf.registration:register")
+# And peft knows what to adapt in them, and may load their classes.
+_when_imported("peft.utils.constants", "residua.hf.registration:adapt")
+_when_imported("peft.auto", "residua.hf.registration:allow")
 
 _ROOMS = ("ops", "streams")
 """Packages that need no import of their own: `residua.ops`."""

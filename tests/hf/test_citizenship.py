@@ -79,13 +79,15 @@ def test_layers_on_several_devices(design, tmp_path):
         assert error(automatic(ids()).logits, model(ids()).logits) < 2e-6
 
 
-def test_offloaded_stream_is_refused(tmp_path):
-    converted("llama", ROUTED).save_pretrained(tmp_path)
+def test_offloaded_stream_is_brought_in(tmp_path):
+    model = converted("llama", ROUTED, moved=True)
+    model.save_pretrained(tmp_path)
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers": "cpu", "model.norm": "cpu",
               "model.stream": "disk", "lm_head": "cpu"}  # fmt: skip
     spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "off"))
-    with pytest.raises(ValueError, match="device_map"):
-        spread(ids())
+    with torch.no_grad():
+        assert torch.equal(spread(ids()).logits, model(ids()).logits)
+    assert {each.device.type for each in spread.model.stream.parameters()} == {"cpu"}
 
 
 def test_parameters_of_a_site_settle_where_its_layer_is():

@@ -141,18 +141,22 @@ def test_build_names_no_instructions_of_this_machine():
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the registers of x86")
 def test_library_uses_wide_registers_only_where_they_are_chosen_at_run_time():
-    """Every function that touches a 256-bit register is an AVX2 variant, and there are such."""
+    """Every function that touches a register of 256 or 512 bits is a variant for such, and there are both."""
     binary = library.status()["binary"]
     text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", binary], capture_output=True, text=True, check=True)
-    function, wide = "", set()
+    function, wide, wider = "", set(), set()
     for line in text.stdout.splitlines():
         heading = re.match(r"[0-9a-f]+ <(.+)>:", line)
         if heading:
             function = heading[1]
-        elif "%ymm" in line or "%zmm" in line:
+        elif "%zmm" in line:
+            wider.add(function)
+        elif "%ymm" in line:
             wide.add(function)
     assert any("mix_rows_f32_avx2" in name for name in wide)
-    assert not [name for name in wide if "_avx2" not in name]
+    assert any("mix_rows_f32_avx512" in name for name in wider)
+    assert not [name for name in wide if "_avx" not in name]
+    assert not [name for name in wider if "_avx512" not in name]
 
 
 @pytest.mark.slow
@@ -203,6 +207,21 @@ def test_library_turned_off_leaves_every_op_right_with_one_warning():
 def test_import_neither_compiles_nor_loads_the_library(tmp_path):
     python("import residua, residua.ops", RESIDUA_CACHE=str(tmp_path), CC="/no/such/compiler")
     assert not list(tmp_path.iterdir())
+
+
+def test_instructions_are_named_or_refused(monkeypatch):
+    chosen = library.status()["instructions"]
+    assert chosen in library.runnable()
+    assert chosen != "avx512"
+    with pytest.raises(ValueError, match="choose portable, avx2, avx512"), library.instructions("sse9"):
+        pass
+    with library.instructions("portable"):
+        assert library.status()["instructions"] == "portable"
+    assert library.status()["instructions"] == chosen
+    monkeypatch.setattr(library, "runnable", lambda found=None: ("portable",))
+    monkeypatch.setattr(library, "INSTRUCTIONS", (*library.INSTRUCTIONS, "avx9000"))
+    with pytest.raises(ValueError, match="this processor runs portable"), library.instructions("avx9000"):
+        pass
 
 
 def cut(data):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,9 @@ def command(
     ),
     layout: list[str] = typer.Option([], "--layout", help="Layout of sublayers, such as swa,attn,mlp; repeatable."),
     size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeatable."),
-    seeds: int = typer.Option(3, metavar="COUNT", help="How many seeds: 3 runs the seeds 0, 1 and 2."),
+    seeds: int = typer.Option(
+        None, metavar="COUNT", help="How many seeds: 3, the default, runs the seeds 0, 1 and 2; or those of the plan."
+    ),
     baseline: str = typer.Option(None, help="Baseline design, if not the first."),
     match: str = typer.Option("none", help="none, params or flops: narrow the MLP until all rows have equal cost."),
     lr_grid: str = typer.Option(
@@ -52,6 +55,7 @@ def command(
     """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
     from residua.lab.compare.table import show
+    from residua.lab.compare.verdict import lines, verdict
     from residua.lab.data import check_data
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
@@ -61,16 +65,20 @@ def command(
         "train": dict(_setting(text) for text in settings),
     }  # fmt: skip
     given: Values = {key: value for key, value in flags.items() if value}
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
     if plan is not None:
-        if given or match != "none" or seeds != 3 or threads != 1:
-            raise ValueError("--plan defines the whole comparison; edit the file, or drop the other flags")
+        if given or match != "none" or threads != 1:
+            raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
         chosen = read_plan(plan)
+        if seeds is not None:
+            chosen = replace(chosen, seeds=tuple(range(seeds)))
     else:
-        if not 1 <= seeds <= MOST_SEEDS:
-            raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
         if not design:
             raise ValueError("give designs with --design (two or more), or a plan file with --plan")
-        chosen = ComparePlan.from_json(given | {"seeds": list(range(seeds)), "match": match, "threads": threads})
+        chosen = ComparePlan.from_json(
+            given | {"seeds": list(range(3 if seeds is None else seeds)), "match": match, "threads": threads}
+        )
     if dry_run:
         first = chosen.config(chosen.variants()[0], chosen.seeds[0])
         check_data(first.corpus, first.tokenizer)
@@ -95,6 +103,7 @@ def command(
     typer.echo(f"written: {out}/results.json, results.csv, results.md, figures/")
     if page is not None:
         typer.echo(f"report: {page}")
+    typer.echo("\n" + "\n".join(lines(verdict(results, out))))
 
 
 def _size(text: str) -> dict[str, int]:

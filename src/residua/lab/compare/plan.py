@@ -15,6 +15,9 @@ plan. Everything wrong with a plan is found before anything is written.
     [tune]                                # every variant gets its own best of these, on seeds of their own
     lr = [1e-3, 2e-3, 4e-3]
     seeds = [100]
+
+    [chosen]                              # or: the learning rate of every row by its label, chosen beforehand
+    "standard | attn,mlp" = 4e-3
 """
 
 from __future__ import annotations
@@ -110,6 +113,8 @@ class ComparePlan:
     threads: int = 1
     """Per job: part of the plan, because sums in another order are other sums."""
     tune: Tune = Tune()
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    """The learning rate of every row by its label, where an earlier comparison chose them."""
     train: Record = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -156,6 +161,8 @@ class ComparePlan:
         """The run of a row and seed."""
         size = {name: value for name, value in asdict(variant.size).items() if value is not None}
         settings: Values = {**self.train, **size, "threads": self.threads, "seed": seed}
+        if self.chosen:
+            settings["lr"] = self.chosen[variant.label]
         plain = TrainConfig(**settings, design=variant.design, layout=variant.layout)
         if self.match != "none":
             goal = replace(plain, design=self.compared_with, layout=self.layouts[0])
@@ -194,8 +201,9 @@ class ComparePlan:
     def to_json(self) -> Values:
         """Plain values."""
         values = json.loads(json.dumps(asdict(self)))
-        if not self.also:  # absent as in plans that were written before there was such a thing
-            del values["also"]
+        for key in ("also", "chosen"):  # absent as in plans that were written before there was such a thing
+            if not values[key]:
+                del values[key]
         return values
 
     @classmethod
@@ -280,6 +288,7 @@ class ComparePlan:
                 raise ValueError(f"tune.seeds names one twice: {', '.join(map(str, self.tune.seeds))}")
         if not isinstance(self.train, Mapping):
             raise ValueError("[train] is a table of training fields")
+        self._check_chosen()
         for key in self.train:
             if key in OWN:
                 raise ValueError(
@@ -293,6 +302,26 @@ class ComparePlan:
                 raise ValueError(f"[train] sets {key} and [tune] searches it; give one of them")
             if key == "mlp_width" and self.match != "none":
                 raise ValueError(f"match={self.match} chooses mlp_width; drop one of them")
+
+    def _check_chosen(self) -> None:
+        """Every row has its rate there, or none has."""
+        if not isinstance(self.chosen, Mapping):
+            raise ValueError(f"[chosen] is a table from the label of a row to its learning rate, not {self.chosen!r}")
+        if not self.chosen:
+            return
+        labels = [variant.label for variant in self.variants()]
+        for label in (*self.chosen, *labels):
+            if label not in self.chosen or label not in labels:
+                raise ValueError(
+                    f"[chosen] gives every row its learning rate, and {label!r} is "
+                    f"{'no row' if label not in labels else 'not in it'}; the rows are {', '.join(labels)}"
+                )
+        for label, rate in self.chosen.items():
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+                raise ValueError(f"[chosen] holds positive numbers, not {rate!r} for {label}")
+        for key, also in (("[tune]", bool(self.tune.lr)), ("[train]", "lr" in self.train)):
+            if also:
+                raise ValueError(f"[chosen] and {key} both set the learning rate; give one of them")
 
 
 def slug_of(label: str) -> str:

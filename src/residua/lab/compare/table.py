@@ -41,6 +41,8 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
 def legend(results: Record) -> str:
     """What the columns mean, in as few lines as will do."""
     match = results["plan"]["match"]
+    matched = match if match != "none" else "nothing; see params"
+    chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
     lines = [
         f"val loss: nats per token, mean +- standard deviation over {count(len(results['plan']['seeds']), 'seed')}. "
         "vs baseline: mean paired difference with its 95 % t interval;",
@@ -48,7 +50,7 @@ def legend(results: Record) -> str:
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
         "peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
-        f"matched on: {match if match != 'none' else 'nothing; see params'}. max w, entropy (0..1), eff n, collapsed: "
+        f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]
     return "\n".join(lines)
