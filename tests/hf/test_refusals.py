@@ -67,7 +67,8 @@ def test_report_of_a_fine_tuning_run(plain, tmp_path, monkeypatch):
     base("llama", vocab_size=300).save_pretrained(folder)
     run = tmp_path / "run"
     said = residua("finetune", str(folder), "--design", "delta", "--corpus", f"dir:{tmp_path / 'corpus'}",
-                   "--steps", "2", "--batch", "2", "--context", "16", "--eval-windows", "2", "--out", str(run))  # fmt: skip
+                   "--steps", "2", "--batch", "2", "--context", "16", "--eval-windows", "2",
+                   "--out", str(run))  # fmt: skip
     assert said.code == 0, said.err
     said = residua("report", str(run))
     assert said.code == 0, said.err
