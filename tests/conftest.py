@@ -14,6 +14,7 @@ import torch
 OLDEST, ENGINES = Path(sys.prefix) / "oldest", Path(sys.prefix) / "engines"
 CURES = {
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
+    "clients": ("transformers' server and onnxruntime", "RESIDUA_REQUIRE=clients make setup"),
     "cluster": ("ray", "RESIDUA_REQUIRE=cluster make setup"),
     "engines": ("torchtitan and Lightning", "RESIDUA_REQUIRE=engines make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
@@ -29,7 +30,11 @@ def missing(tool: str) -> bool:
         return not (OLDEST / "transformers").is_dir()
     if tool == "engines":
         return not (ENGINES / "torchtitan").is_dir()
-    needed = {"cluster": ("ray",), "eval": ("lm_eval", "transformers")}
+    needed = {
+        "clients": ("fastapi", "openai", "onnxruntime", "onnxscript"),
+        "cluster": ("ray",),
+        "eval": ("lm_eval", "transformers"),
+    }
     return any(importlib.util.find_spec(name) is None for name in needed[tool])
 
 
