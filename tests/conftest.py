@@ -19,6 +19,7 @@ CURES = {
     ),
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
     "clang": ("clang", "apt-get install clang"),
+    "clients": ("transformers' server and onnxruntime", "RESIDUA_REQUIRE=clients make setup"),
     "cluster": ("ray", "RESIDUA_REQUIRE=cluster make setup"),
     "engines": ("torchtitan and Lightning", "RESIDUA_REQUIRE=engines make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
@@ -36,7 +37,11 @@ def missing(tool: str) -> bool:
         return not (OLDEST / "transformers").is_dir()
     if tool == "engines":
         return not (ENGINES / "torchtitan").is_dir()
-    needed = {"cluster": ("ray",), "eval": ("lm_eval", "transformers")}
+    needed = {
+        "clients": ("fastapi", "openai", "onnxruntime", "onnxscript"),
+        "cluster": ("ray",),
+        "eval": ("lm_eval", "transformers"),
+    }
     return any(importlib.util.find_spec(name) is None for name in needed[tool])
 
 
