@@ -16,7 +16,7 @@ from residua.model import token_loss
 from residua.scale.layout import Parallel
 from residua.scale.shard import shard
 from residua.scale.split import settle, split
-from tests.scale.common import RECIPE, Story, alone, attempted, batch, begin, built, end, pieces
+from tests.scale.common import DEEP, FOUR, RECIPE, Story, alone, attempted, batch, begin, built, end, in_float64, pieces
 from tests.train.harness import toy_config, toy_tokens
 
 DESIGNS = ("delta", "mudd", "mhc")
@@ -57,8 +57,9 @@ def recorded(design: str) -> dict[str, Any]:
 
 
 layouts = (Parallel(dp=2, fsdp=2), Parallel(dp=2, tp=2))
-for each in layouts:
-    train(toy_config(), Path(sys.argv[1]).parent / str(each), tokens=toy_tokens(), parallel=str(each))
+with in_float64():
+    for name, (layout, pipes) in FOUR.items():
+        train(toy_config(**DEEP), Path(sys.argv[1]).parent / name, tokens=toy_tokens(), parallel=layout, pipes=pipes)
 rank, ranks = begin()
 meshes = {str(layout): layout.mesh() for layout in layouts}
 end(

@@ -9,7 +9,7 @@ the backward pass of the stage where it came in or was made. Two autograd functi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,9 +101,18 @@ class Slice(nn.Module):
     """
 
     def __init__(
-        self, net: Transformer, route: Route, cuts: Cuts, depot: Depot, tokens: int, *, checkpointed: bool = False
+        self,
+        net: Transformer,
+        route: Route,
+        cuts: Cuts,
+        depot: Depot,
+        tokens: int,
+        *,
+        checkpointed: bool = False,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         super().__init__()
+        self.around = around
         self.net, self.route, self.cuts, self.depot = net, route, cuts, depot
         self.tokens, self.checkpointed = tokens, checkpointed
         self.first, self.last = route.layers.start == 0, route.layers.stop == net.plan.depth
@@ -117,7 +126,13 @@ class Slice(nn.Module):
         self, *received: Tensor, batch: Tensor, mask: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
         """batch: the number of the micro-batch. mask, documents: of its rows, as a Transformer takes them."""
-        net, route, number = self.net, self.route, int(batch)
+        with self.around():
+            return self._run(received, int(batch), mask, documents)
+
+    def _run(
+        self, received: tuple[Tensor, ...], number: int, mask: Tensor | None, documents: Tensor | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        net, route = self.net, self.route
         runner = Runner(net.stream, net.execution, blockwise=True)
         ids = received[0]
         have: dict[str, Tensor] = {}

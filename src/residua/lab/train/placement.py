@@ -1,12 +1,13 @@
-"""How a model lies on the ranks of a run: whole, in copies (DDP), in pieces (FSDP2), or split (tensor parallel).
+"""How a model lies on the ranks of a run: whole, in copies (DDP), in pieces (FSDP2), or split (tensor parallel); stages
+of a pipeline are in `residua.lab.train.piped`.
 
-The loop sees one model. `forward` is what it calls, `backward` runs one of several backward passes of an update, and
+The loop sees one model. `backward` runs the passes of an update, `evaluate` one without gradients, and
 `gradients_ready` makes the gradients those of the whole batch, whatever lies where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,8 +16,13 @@ from torch import Tensor, nn
 
 from residua.lab.train.ranks import Ranks
 from residua.lab.train.recipe import Recipe
-from residua.model import ModelConfig, Transformer
+from residua.lab.train.sampler import Batch
+from residua.model import ModelConfig, Transformer, token_loss
+from residua.model.objective import IGNORED
 from residua.runner import Execution
+
+Logits = Callable[[Tensor, Any], Tensor]
+"""Of token ids, by a model or what stands for it."""
 
 
 def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, device: torch.device) -> Transformer:
@@ -59,6 +65,45 @@ class Placement:
     def copies(self) -> int:
         """Of the model, with rows of their own: gradients come out as the mean over them."""
         return self.parallel.copies
+
+    def backward(
+        self,
+        logits: Logits,
+        batches: Sequence[Batch],
+        positions: int,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> float:
+        """Gradients of the sum of the losses of all batches over `positions`; this rank's part of that sum.
+
+        around: makes the context of a forward pass.
+        """
+        loss, copies = 0.0, self.copies
+        for turn, batch in enumerate(batches):
+            with self.turn(last=turn == len(batches) - 1):
+                with around():
+                    out = logits(batch.inputs, self.forward)
+                part = token_loss(out, batch.targets) * (batch.counted / positions)
+                (part if copies == 1 else part * copies).backward()
+            loss += float(part.detach())
+        return loss
+
+    def evaluate(self, logits: Logits, batch: Batch) -> tuple[float, Tensor]:
+        """The mean loss of this rank's rows, and their logits where they are here, without gradients."""
+        out = logits(batch.inputs, self.model)
+        return float(token_loss(out, batch.targets)), out
+
+    def shares(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """This rank's rows of every batch. A rank without any runs along with a row that does not count."""
+        for batch in batches:
+            rows = self.rows_of(len(batch.inputs))
+            if rows.start == rows.stop:
+                yield Batch(batch.inputs[:1], torch.full_like(batch.targets[:1], IGNORED))
+            else:
+                yield batch if self.copies == 1 else Batch(batch.inputs[rows], batch.targets[rows])
+
+    def rows_of(self, count: int) -> slice:
+        """Those of `count` rows that this rank's copy of the model takes."""
+        return slice(count * self.ranks.copy // self.copies, count * (self.ranks.copy + 1) // self.copies)
 
     def turn(self, last: bool) -> AbstractContextManager[Any]:
         """Around one of the forward and backward passes of an update: ranks exchange gradients in the last."""
