@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp", "fsdp", "tp")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+"""Of pipelines: what `residua.scale.schedules` has engines for."""
 
 STATE_BYTES = 16
 """Of a parameter in training: itself, its gradient and the two moments of AdamW, in float32."""
@@ -33,7 +35,7 @@ class Pipes:
     """How a step runs through the stages of `pp`; without it, nothing is asked of this."""
 
     schedule: str = "1f1b"
-    """One of `residua.scale.schedules.SCHEDULES`."""
+    """One of `SCHEDULES`."""
     microbatches: int | None = None
     """Parts of a step's rows on one copy of the model; None: chosen by `residua.scale.schedules.settled`."""
     virtual: int | None = None

@@ -24,6 +24,7 @@ from residua.model.local import Started
 from residua.model.transformer import Transformer, named_generator, start
 from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Route
+from residua.scale.shard import narrow
 
 Key = tuple[int, str]
 """A micro-batch and a label."""
@@ -195,17 +196,22 @@ class Slice(nn.Module):
                 )
 
 
-def sharded(mesh: DeviceMesh, *, nested: bool = True, **how: Any) -> Callable[[Slice], None]:
+def sharded(
+    mesh: DeviceMesh, *, nested: bool = True, dtype: torch.dtype | None = None, **how: Any
+) -> Callable[[Slice], None]:
     """A `shard` for pipelines: FSDP2 over a mesh, with every stage as a unit and, `nested`, every block of it too.
 
     Parameters of the design lie in the stage's own unit. Units are gathered once a step and not freed between the
     micro-batches, which would gather them again for each; gradients are scattered once, at the end.
-    how: what `fully_shard` takes beside the mesh.
+    dtype: of `nested` blocks, in which their matrices are gathered and multiplied, as `residua.scale.shard` has it.
+    how:   what `fully_shard` takes beside the mesh.
     """
     how = {"reshard_after_forward": False} | how
 
     def shard(piece: Slice) -> None:
         for block in piece.blocks if nested else ():
+            if dtype is not None:
+                narrow(block, dtype, mesh=mesh, **how)
             fully_shard(block, mesh=mesh, **how)
         fully_shard(piece, mesh=mesh, **how)
 

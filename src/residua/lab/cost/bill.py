@@ -1,4 +1,4 @@
-"""What every site of a model keeps for its backward pass, and its operations, for one micro-batch: from a walk on meta."""
+"""What every site of a model keeps for its backward pass, and its operations, from a walk without data."""
 
 from __future__ import annotations
 

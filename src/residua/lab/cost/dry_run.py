@@ -3,8 +3,6 @@ shards and stages, bytes of every rank by part, bytes over links, and time on a 
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from residua.counting.shapes import Unfilled
@@ -111,7 +109,7 @@ def _plan(
             "context": config.context,
             "tokens": config.tokens_per_step,
             "steps": config.steps,
-            "warmup_steps": math.ceil(config.warmup_share * config.steps),
+            "warmup_steps": round(config.warmup_share * config.steps),
         },
         "seconds_a_step": seconds,
         "hours": seconds * config.steps / 3600,

@@ -41,7 +41,8 @@ class PipedModel(OwnModel):
         nested = not SCHEDULES[pipes.schedule].split  # torch 2.13 loses gradients otherwise
         shard = None
         if layout.fsdp > 1:
-            shard = sharded(mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"], nested=nested)
+            narrow = None if config.dtype == "float32" else torch.bfloat16  # as it is multiplied under autocast
+            shard = sharded(mesh["dp", "fsdp"] if layout.dp > 1 else mesh["fsdp"], nested=nested, dtype=narrow)
         self.pipeline = Pipeline(
             config.model(vocab),
             mesh,

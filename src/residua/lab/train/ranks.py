@@ -175,6 +175,15 @@ def joined(layout: Callable[[int], tuple[Parallel, str]], device: torch.device) 
         over.set()
         with suppress(Exception):  # a group that is broken already
             dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """After the groups of a run are gone: torch 2.13 takes up what it planned for tensors on an equal mesh, and in the
+    next run of these processes would send to groups that have the old one's names."""
+    if "torch.distributed.tensor" in sys.modules:
+        debug: Any = importlib.import_module("torch.distributed.tensor.debug")
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 @contextmanager

@@ -92,6 +92,7 @@ def train(
         return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
 
     if launched() == 1 and parallel is None:
+        pipes_of(config, Parallel(), pipes)
         return on(ALONE)
     if not isinstance(config, TrainConfig) or subject is not None:
         raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
@@ -127,6 +128,7 @@ def _together(config: TrainConfig, parallel: str | None, pipes: Pipes | None, on
                 f"parallel {parallel} takes {count} processes; start them with torchrun --nproc-per-node {count} "
                 "-m residua train ..."
             )
+        pipes_of(config, Parallel(), pipes)
         return on(ALONE)
     with joined(layout, device) as ranks:
         (ranks.pipes,) = settled
@@ -134,7 +136,7 @@ def _together(config: TrainConfig, parallel: str | None, pipes: Pipes | None, on
         return on(ranks)
 
 
-def pipes_of(config: TrainConfig, parallel: Parallel, pipes: Pipes | None) -> Pipes:
+def pipes_of(config: Recipe, parallel: Parallel, pipes: Pipes | None) -> Pipes:
     """How a step of this run goes through the stages of a layout: all that is in it, on one copy, in one go."""
     if parallel.pp == 1:
         if pipes is not None:
@@ -142,6 +144,7 @@ def pipes_of(config: TrainConfig, parallel: Parallel, pipes: Pipes | None) -> Pi
         return Pipes()
     from residua.scale.schedules import settled
 
+    assert isinstance(config, TrainConfig)  # only models of our own have stages
     rows = config.batch * config.accumulate // parallel.copies
     return settled(config.model(2), parallel.pp, pipes or Pipes(), rows)
 
