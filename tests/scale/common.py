@@ -45,6 +45,7 @@ DOUBLE: Mapping[str, tuple[str, Pipes | None]] = {
 FOUR: Mapping[str, tuple[str, Pipes | None]] = {
     "dp=2,fsdp=2": ("dp=2,fsdp=2", None),
     "dp=2,tp=2": ("dp=2,tp=2", None),
+    "fsdp=2,tp=2": ("fsdp=2,tp=2", None),
     "pp=4": ("pp=4", None),
     "pp=2,dp=2": ("pp=2,dp=2", Pipes(schedule="interleaved")),
     "pp=2,fsdp=2": ("pp=2,fsdp=2", Pipes(schedule="interleaved")),

@@ -1,4 +1,5 @@
-"""Copies of a sharded model (HSDP) and copies of a split one, on four processes, are one process."""
+"""Copies of a sharded model (HSDP), of a split one, a split one that is sharded, and stages, on four processes, are one
+process."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from tests.scale.common import DEEP, FOUR, TOLERANCE, in_float64, launch, once
 from tests.train.harness import metrics, run, toy_config
 
 pytestmark = pytest.mark.slow
-LAYOUTS = ("dp=2,fsdp=2", "dp=2,tp=2")
+LAYOUTS = ("dp=2,fsdp=2", "dp=2,tp=2", "fsdp=2,tp=2")
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,10 @@ def test_two_axes_are_one_process(found, layout):
     for off in found[layout].values():
         assert "error" not in off, off
         assert max(off["logits"], off["gradient"], off["loss"]) <= TOLERANCE, off
+
+
+def test_split_and_sharded_it_starts_as_the_whole_model(found):
+    assert found["start"] == []
 
 
 def test_routing_is_recorded_of_a_sharded_model(found):

@@ -111,8 +111,6 @@ class Parallel:
                 wrong.append(f"tp={self.tp} does not divide the {model.heads} heads and {kept} key heads")
             if context is not None and context % self.tp:
                 wrong.append(f"tp={self.tp} does not divide the context of {context} tokens")
-            if self.fsdp > 1:
-                wrong.append("fsdp and tp together are not supported; use dp with tp")
         if self.pp > 1 and self.tp > 1:
             wrong.append("pp and tp together are not supported; use pp with fsdp or dp")
         if self.pp > 1 and model.plan.loop is not None:

@@ -40,7 +40,7 @@ def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, dev
     made.execution = execution
     if ranks.parallel.tp > 1:
         split(made, ranks.mesh["tp"])
-    else:
+    if ranks.parallel.fsdp > 1:
         # under autocast a matrix is multiplied in bfloat16: it may as well travel so
         dtype = None if execution.dtype is None else torch.bfloat16
         copies = ranks.parallel.dp > 1
@@ -118,7 +118,7 @@ class Placement:
         if self.parallel.tp > 1:
             from residua.scale.split import settle
 
-            settle(self.model, self.ranks.mesh["tp"], self.ranks.mesh["dp"])
+            settle(self.model, self.ranks.mesh["tp"], None if self.parallel.fsdp > 1 else self.ranks.mesh["dp"])
         if scale != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:

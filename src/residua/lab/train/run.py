@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from residua.lab.train.sharded import Saver
 
 
+ONE_PROCESS = (
+    "a Hugging Face model is fine-tuned on one process here: start it without torchrun and --parallel, or use "
+    "transformers' Trainer under torchrun, which takes converted models as they are (docs/scale.md)"
+)
+"""Why what is no model of our own is refused on several ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """What came out. Everything but `time` is the same for every run of the config on one machine."""
@@ -95,7 +102,7 @@ def train(
         pipes_of(config, Parallel(), pipes)
         return on(ALONE)
     if not isinstance(config, TrainConfig) or subject is not None:
-        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
+        raise ValueError(ONE_PROCESS)
     return _together(config, parallel, pipes, on)
 
 
