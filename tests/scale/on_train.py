@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -63,6 +64,19 @@ def attempt(label: str, config: TrainConfig, parallel: str, **options: Any) -> N
     except Exception as error:
         found = {"error": type(error).__name__, "text": str(error)}
     seen[label] = {"result": found, "events": events, "seconds": time.monotonic() - begun}
+
+
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """What is compiled is traced and differentiated by torch.compile, and then run without a compiler of C++."""
+    before = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda self, *args, **kwargs: before(self, *args, backend="aot_eager")  # type: ignore
+    try:
+        yield
+    finally:
+        torch.nn.Module.compile = before  # type: ignore[method-assign]
+        frames = torch._dynamo.utils.counters["frames"]
+        seen["frames"] = {key: int(count) for key, count in frames.items()}
 
 
 def interrupt() -> None:
@@ -129,6 +143,10 @@ attempt("mismatched", toy_config(seed=RANK), "dp=2")
 attempt("wrong", config, "dp=3,tp=5,fsdp=2")
 attempt("few rows", config, "pp=2", pipes=Pipes(microbatches=3))
 attempt("no stages", config, "dp=2", pipes=Pipes(schedule="gpipe"))
+attempt("offload of copies", config, "dp=2", offload=True)
+attempt("offload", toy_config(steps=4), "fsdp=2", offload=True)
+with compiled_quickly():
+    attempt("compiled", toy_config(steps=4, compile=True), "fsdp=2")
 attempt("compiled stages", toy_config(compile=True), "pp=2")
 attempt("not said", config, None)  # type: ignore[arg-type]
 attempt("auto", toy_config(steps=4), "auto")

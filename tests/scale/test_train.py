@@ -76,6 +76,16 @@ def test_in_float64_the_run_is_the_same_to_1e_10(folder, seen, name):
     assert one.keys() == two.keys()
 
 
+@pytest.mark.parametrize("label", ["offload", "compiled"])
+def test_pieces_on_the_host_and_compiled_blocks_are_the_run_of_one(folder, seen, label, tmp_path):
+    assert "error" not in seen[0][label]["result"], seen[0][label]["result"]
+    run(tmp_path, toy_config(steps=4))
+    for here, there in zip(metrics(tmp_path), metrics(folder / label), strict=True):
+        assert here.get("batch") == there.get("batch")
+        assert there["loss"] == pytest.approx(here["loss"], abs=2e-5)
+    assert seen[0]["frames"]["ok"] == seen[0]["frames"]["total"] > 0  # every block was compiled, in every form
+
+
 def test_copies_save_the_files_of_one_process_and_pieces_a_shard_each(folder):
     assert checkpoints.read_state(max((folder / "plain dp=2/checkpoints").glob("step-*")))["format"] == 1
     last = max((folder / "plain fsdp=2/checkpoints").glob("step-*"))
@@ -147,6 +157,22 @@ def test_a_damaged_shard_is_named_and_the_checkpoint_before_it_taken(folder, see
     assert metrics(folder / "damaged") == metrics(folder / "plain fsdp=2")
 
 
+def test_a_half_written_shard_is_named_by_one_process_too(folder, tmp_path):
+    import shutil
+
+    shutil.copytree(folder / "plain pp=2", tmp_path / "run")
+    (tmp_path / "run/result.json").unlink()
+    shard = max((tmp_path / "run/checkpoints/step-00000012").glob("shard-00002*"))
+    with shard.open("r+b") as file:
+        file.truncate(shard.stat().st_size // 2)
+    events = []
+    run(tmp_path / "run", toy_config(), on_event=events.append)
+    (damaged,) = [event for event in events if event["kind"] == "damaged"]
+    assert (damaged["checkpoint"], damaged["step"]) == ("step-00000012", 8)
+    assert damaged["reason"] == f"{shard.name} is damaged (its checksum does not match)"
+    assert (tmp_path / "run/checkpoints/damaged-step-00000012").is_dir()  # nothing is lost
+
+
 def test_a_signal_to_any_rank_stops_all_where_they_can_save(seen):
     for label, way in (("signalled", "fsdp=2"), ("signalled stages", "pp=2")):
         for rank in seen:
@@ -174,6 +200,7 @@ def test_mistakes_are_one_error_before_anything_starts(folder, seen):
         assert "30 processes and 2 were started" in rank["wrong"]["result"]["text"]
         assert "4 rows do not split into 3 micro-batches" in rank["few rows"]["result"]["text"]
         assert "parallel dp=2 has no stages" in rank["no stages"]["result"]["text"]
+        assert "offload keeps the pieces of fsdp" in rank["offload of copies"]["result"]["text"]
         assert "compile is not supported with pp" in rank["compiled stages"]["result"]["text"]
         assert "--parallel dp=2 or --parallel auto" in rank["not said"]["result"]["text"]
         assert rank["wrong"]["seconds"] < 5

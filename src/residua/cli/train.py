@@ -30,6 +30,7 @@ def command(
     parallel: str | None,
     microbatches: int | None,
     virtual: int | None,
+    offload: bool,
     dry_run: bool,
     as_json: bool,
     **flags: Any,
@@ -55,7 +56,7 @@ def command(
             raise ValueError(f"{', '.join(given)}: of the device that --dry-run estimates for; a run needs none")
         if out is None:
             raise ValueError("--out is missing: give the output directory of the run, such as --out runs/a")
-        how: Values = {"resume": resume, "track": track, "parallel": parallel, "pipes": pipes}
+        how: Values = {"resume": resume, "track": track, "parallel": parallel, "pipes": pipes, "offload": offload}
         if launched() > 1:
             # what goes wrong reaches `one_voice`, which tells it once
             with Display() if first else nullcontext() as display:
@@ -217,6 +218,12 @@ sign(
         int,
         typer.Option(
             None, "--virtual", help="With pp: stages on a rank; 2 by default where the schedule allows, else 1."
+        ),
+    ),
+    offload=(
+        bool,
+        typer.Option(
+            False, "--offload", help="With fsdp: keep pieces, gradients and the optimizer's state in host memory."
         ),
     ),
     dry_run=(

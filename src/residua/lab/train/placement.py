@@ -44,8 +44,9 @@ def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, dev
         # under autocast a matrix is multiplied in bfloat16: it may as well travel so
         dtype = None if execution.dtype is None else torch.bfloat16
         copies = ranks.parallel.dp > 1
-        shard(made, ranks.mesh["dp", "fsdp"] if copies else ranks.mesh["fsdp"], dtype=dtype)
-    return materialise(made, seed, device)
+        mesh = ranks.mesh["dp", "fsdp"] if copies else ranks.mesh["fsdp"]
+        shard(made, mesh, dtype=dtype, offload=ranks.offload)
+    return materialise(made, seed, "cpu" if ranks.offload else device)
 
 
 class Placement:
@@ -173,7 +174,8 @@ def _by_block(model: nn.Module) -> nn.Module:
     """Compile every block by itself: what lies between them are the exchanges of FSDP."""
     blocks: Any = model.blocks
     dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 2 * len(blocks))  # each has sites of its own
+    # each has sites of its own, with and without gradients, and a last batch of fewer rows
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 4 * len(blocks))
     for block in blocks:
         block.compile()
     return model

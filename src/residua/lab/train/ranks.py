@@ -52,6 +52,8 @@ class Ranks:
     """Of a layout that was chosen for the user."""
     pipes: Pipes = field(default_factory=Pipes)
     """Of the stages, where there are several."""
+    offload: bool = False
+    """Whether pieces, their gradients and moments lie in the memory of the host."""
     mesh: Any = None
     """Of `Parallel.mesh`; None in a run of one process."""
     caught: Callable[[], int | None] = lambda: None
@@ -77,7 +79,8 @@ class Ranks:
     def laid(self) -> Values:
         """How the processes are laid out, in plain values."""
         stages = {"pipeline": str(self.pipes)} if self.parallel.pp > 1 else {}
-        return {"processes": self.size, "parallel": str(self.parallel), **stages}
+        host = {"offload": True} if self.offload else {}
+        return {"processes": self.size, "parallel": str(self.parallel), **stages, **host}
 
     @property
     def copy(self) -> int:

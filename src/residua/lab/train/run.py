@@ -77,6 +77,7 @@ def train(
     on_event: Listener | None = None,
     parallel: str | None = None,
     pipes: Pipes | None = None,
+    offload: bool = False,
 ) -> Result:
     """Train in directory `out`, or go on from what is there; the result, at once if it is there already.
 
@@ -89,6 +90,7 @@ def train(
     parallel: of a run that `torchrun` started, how its processes share the work: `dp=2,fsdp=4`, or `auto`. The network,
               its start and the batches are the same whatever it says; the last bits of sums are not.
     pipes:    of `pp` in it, the schedule, the micro-batches of a step and the stages on a rank.
+    offload:  of `fsdp` in it: pieces, their gradients and what the optimizer remembers stay in the host's memory.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
@@ -100,13 +102,16 @@ def train(
 
     if launched() == 1 and parallel is None:
         pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     if not isinstance(config, TrainConfig) or subject is not None:
         raise ValueError(ONE_PROCESS)
-    return _together(config, parallel, pipes, on)
+    return _together(config, parallel, pipes, offload, on)
 
 
-def _together(config: TrainConfig, parallel: str | None, pipes: Pipes | None, on: Callable[[Ranks], Result]) -> Result:
+def _together(
+    config: TrainConfig, parallel: str | None, pipes: Pipes | None, offload: bool, on: Callable[[Ranks], Result]
+) -> Result:
     """A run on the ranks that `torchrun` started, or on one process with a layout of one."""
     if parallel is None:
         raise ValueError(
@@ -126,6 +131,7 @@ def _together(config: TrainConfig, parallel: str | None, pipes: Pipes | None, on
             found, why = Parallel.parse(parallel), ""
             found.check(config.model(2), size, batch=config.batch, context=config.context)
         settled.append(pipes_of(config, found, pipes))
+        _check_offload(found, offload)
         return found, why
 
     if launched() == 1:
@@ -136,11 +142,17 @@ def _together(config: TrainConfig, parallel: str | None, pipes: Pipes | None, on
                 "-m residua train ..."
             )
         pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     with joined(layout, device) as ranks:
-        (ranks.pipes,) = settled
+        (ranks.pipes,), ranks.offload = settled, offload
         ranks.check_same(identity(config.to_json(), ranks))
         return on(ranks)
+
+
+def _check_offload(parallel: Parallel, offload: bool) -> None:
+    if offload and (parallel.fsdp == 1 or parallel.pp > 1):
+        raise ValueError(f"parallel {parallel}: offload keeps the pieces of fsdp on the host, and goes with no stages")
 
 
 def pipes_of(config: Recipe, parallel: Parallel, pipes: Pipes | None) -> Pipes:
