@@ -9,8 +9,7 @@ import typer
 
 from residua.cli._flags import read_settings, run_flags, running, show, sign
 from residua.extras import need
-from residua.lab.finetune import MODEL, FinetuneConfig, finetune
-from residua.lab.train.ranks import one_voice
+from residua.lab.finetune_config import MODEL, FinetuneConfig
 from residua.lab.train.recipe import fields_of
 
 
@@ -18,9 +17,13 @@ def command(
     checkpoint: str, out: Path, config: Path | None, resume: str, track: list[str], as_json: bool, **flags: Any
 ) -> None:
     """Fine-tune a Hugging Face checkpoint, with separate learning rates for the base and the added parameters."""
+    from residua.lab.train.ranks import one_voice
+
     with one_voice():
         need("hf", "transformers")
         from transformers.utils import logging
+
+        from residua.lab.finetune import finetune
 
         logging.disable_progress_bar()  # one display at a time, and ours says what counts
         given = {name: value for name, value in flags.items() if value is not None}

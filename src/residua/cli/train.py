@@ -14,10 +14,10 @@ import typer
 from residua.cli._flags import read_settings, run_flags, running, sign
 from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig, config_fields
-from residua.scale.layout import SCHEDULES, Pipes
 
 if TYPE_CHECKING:
     from residua.lab.train.run import Result
+    from residua.scale.layout import Pipes
 
 
 def command(
@@ -82,6 +82,8 @@ def resolve(file: Path | None, flags: Values, size: str | None = None) -> TrainC
 def schedules(words: list[str], microbatches: int | None, virtual: int | None) -> tuple[Values, Pipes | None]:
     """--schedule says two things by words that differ: fields for the learning rate, and, with what else is said of
     stages, how a pipeline runs."""
+    from residua.scale.layout import SCHEDULES, Pipes
+
     rate, found = Values(), Values()
     for word in words:
         name = word.replace("-", "_")

@@ -15,11 +15,15 @@ plan. Everything wrong with a plan is found before anything is written.
     [tune]                                # every variant gets its own best of these, on seeds of their own
     lr = [1e-3, 2e-3, 4e-3]
     seeds = [100]
+
+    [chosen]                              # or: the learning rate of every row by its label, chosen beforehand
+    "standard | attn,mlp" = 4e-3
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,6 +42,7 @@ from residua.spec import parse
 
 Match = Literal["none", "params", "flops"]
 
+MOST_SEEDS = 10_000
 PLAN = "plan.json"
 """The plan, in the directory of its comparison."""
 OWN = ("design", "layout", "width", "depth", "heads", "kv_heads", "seed", "threads")
@@ -108,6 +113,8 @@ class ComparePlan:
     threads: int = 1
     """Per job: part of the plan, because sums in another order are other sums."""
     tune: Tune = Tune()
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    """The learning rate of every row by its label, where an earlier comparison chose them."""
     train: Record = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,7 +126,12 @@ class ComparePlan:
                 clash = [variant.label for variant in variants if variant.slug == slug]
                 raise ValueError(f"two rows would share the folder {slug}: {' and '.join(clash)}; drop or rename one")
         for variant in variants:  # builds every model without memory: a wrong design or size says so here
-            self.config(variant, self.seeds[0])
+            for seed in self.seeds:
+                self.config(variant, seed)
+        folders = [run.folder for run in self.tuning()]  # makes every config of a tuning run, too
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise ValueError(f"two tuning runs would share the folder {folder}: rates differ by less than is shown")
 
     @property
     def compared_with(self) -> str:
@@ -149,6 +161,8 @@ class ComparePlan:
         """The run of a row and seed."""
         size = {name: value for name, value in asdict(variant.size).items() if value is not None}
         settings: Values = {**self.train, **size, "threads": self.threads, "seed": seed}
+        if self.chosen:
+            settings["lr"] = self.chosen[variant.label]
         plain = TrainConfig(**settings, design=variant.design, layout=variant.layout)
         if self.match != "none":
             goal = replace(plain, design=self.compared_with, layout=self.layouts[0])
@@ -187,13 +201,16 @@ class ComparePlan:
     def to_json(self) -> Values:
         """Plain values."""
         values = json.loads(json.dumps(asdict(self)))
-        if not self.also:  # absent as in plans that were written before there was such a thing
-            del values["also"]
+        for key in ("also", "chosen"):  # absent as in plans that were written before there was such a thing
+            if not values[key]:
+                del values[key]
         return values
 
     @classmethod
     def from_json(cls, values: Record) -> ComparePlan:
         """From TOML or JSON values; a wrong key or kind is an error that names it."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a plan is a table, not {values!r}")
         known = {each.name for each in fields(cls)}
         for key in values:
             if key not in known:
@@ -222,8 +239,21 @@ class ComparePlan:
             values: Sequence[object] = getattr(self, key)
             if not values:
                 raise ValueError(f"a plan needs at least one of {key}")
-            if len(set(values)) < len(values):
+            if any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} names one twice: {', '.join(map(str, values))}")
+        for key in ("designs", "layouts"):
+            for value in getattr(self, key):
+                if not isinstance(value, str):
+                    raise ValueError(f"{key} are texts, not {value!r}")
+        for size in self.sizes:
+            if not isinstance(size, Size):
+                raise ValueError(f"sizes are tables such as {{ depth = 6, width = 128 }}, not {size!r}")
+        if not isinstance(self.tune, Tune):
+            raise ValueError(f"tune is a table of lr, residual_lr and seeds, not {self.tune!r}")
+        if self.baseline is not None and not isinstance(self.baseline, str):
+            raise ValueError(f"baseline is a design, not {self.baseline!r}")
+        if len(self.seeds) > MOST_SEEDS:
+            raise ValueError(f"a plan has at most {MOST_SEEDS:,} seeds, not {len(self.seeds):,}")
         for spec in (*self.designs, *(spec for spec, _ in self.also)):
             design(parse(spec)[0])  # a misspelt one says so before anything is made of it
         for key, values in (("seeds", self.seeds), ("tune.seeds", self.tune.seeds)):
@@ -239,7 +269,7 @@ class ComparePlan:
         for key in ("lr", "residual_lr"):
             rates = getattr(self.tune, key)
             for rate in rates:
-                if not isinstance(rate, int | float) or isinstance(rate, bool) or not rate > 0:
+                if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
                     raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
             if len(set(rates)) < len(rates):
                 raise ValueError(f"tune.{key} names a rate twice")
@@ -254,8 +284,11 @@ class ComparePlan:
                 )
             if not self.tune.seeds:
                 raise ValueError("tuning needs at least one of tune.seeds")
+            if len(set(self.tune.seeds)) < len(self.tune.seeds):
+                raise ValueError(f"tune.seeds names one twice: {', '.join(map(str, self.tune.seeds))}")
         if not isinstance(self.train, Mapping):
             raise ValueError("[train] is a table of training fields")
+        self._check_chosen()
         for key in self.train:
             if key in OWN:
                 raise ValueError(
@@ -269,6 +302,26 @@ class ComparePlan:
                 raise ValueError(f"[train] sets {key} and [tune] searches it; give one of them")
             if key == "mlp_width" and self.match != "none":
                 raise ValueError(f"match={self.match} chooses mlp_width; drop one of them")
+
+    def _check_chosen(self) -> None:
+        """Every row has its rate there, or none has."""
+        if not isinstance(self.chosen, Mapping):
+            raise ValueError(f"[chosen] is a table from the label of a row to its learning rate, not {self.chosen!r}")
+        if not self.chosen:
+            return
+        labels = [variant.label for variant in self.variants()]
+        for label in (*self.chosen, *labels):
+            if label not in self.chosen or label not in labels:
+                raise ValueError(
+                    f"[chosen] gives every row its learning rate, and {label!r} is "
+                    f"{'no row' if label not in labels else 'not in it'}; the rows are {', '.join(labels)}"
+                )
+        for label, rate in self.chosen.items():
+            if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+                raise ValueError(f"[chosen] holds positive numbers, not {rate!r} for {label}")
+        for key, also in (("[tune]", bool(self.tune.lr)), ("[train]", "lr" in self.train)):
+            if also:
+                raise ValueError(f"[chosen] and {key} both set the learning rate; give one of them")
 
 
 def slug_of(label: str) -> str:
@@ -285,7 +338,7 @@ def read_plan(path: Path) -> ComparePlan:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"no plan file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
         return ComparePlan.from_json(values)
@@ -301,7 +354,8 @@ def _sequence(key: str, values: object) -> tuple[Any, ...]:
 
 def _row(values: Any) -> tuple[str, str]:
     """A design and its layout, from a TOML table or from the JSON of a plan."""
-    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else tuple(values)
+    listed = tuple(values) if isinstance(values, list | tuple) else ()
+    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else listed
     extra = set(values) - {"design", "layout"} if isinstance(values, Mapping) else set()
     if extra or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise ValueError(f'also takes rows such as {{ design = "standard", layout = "swa,attn,mlp" }}, not {values!r}')
