@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from residua.cli._flags import grid, tell, typed
+from residua.cli._flags import MOST_SEEDS, grid, path_option, tell, typed
 from residua.lab.common.files import Record, Values
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 
 def command(
-    plan: Path = typer.Option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
+    plan: Path = path_option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
     design: list[str] = typer.Option(
         [], "--design", "-d", help="Design to train; repeatable. The first is the baseline."
     ),
     layout: list[str] = typer.Option([], "--layout", help="Layout of sublayers, such as swa,attn,mlp; repeatable."),
     size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeatable."),
-    seeds: int = typer.Option(None, help="Number of seeds, 0, 1, ...: 3 by default, or those of the plan."),
+    seeds: int = typer.Option(
+        None, metavar="COUNT", help="How many seeds: 3, the default, runs the seeds 0, 1 and 2; or those of the plan."
+    ),
     baseline: str = typer.Option(None, help="Baseline design, if not the first."),
     match: str = typer.Option("none", help="none, params or flops: narrow the MLP until all rows have equal cost."),
     lr_grid: str = typer.Option(
@@ -38,7 +40,7 @@ def command(
     settings: list[str] = typer.Option(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output directory; the same command resumes there."),
+    out: Path = path_option(..., "--out", "-o", help="Output directory; the same command resumes there."),
     jobs: int = typer.Option(
         None, "--jobs", "-j", help="Parallel runs; by default one here, and on a cluster what it has room for."
     ),
@@ -54,6 +56,7 @@ def command(
     from residua.lab.compare import ComparePlan, compare, read_plan
     from residua.lab.compare.table import show
     from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.data import check_data
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
     flags = {
@@ -62,6 +65,8 @@ def command(
         "train": dict(_setting(text) for text in settings),
     }  # fmt: skip
     given: Values = {key: value for key, value in flags.items() if value}
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
     if plan is not None:
         if given or match != "none" or threads != 1:
             raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
@@ -75,7 +80,10 @@ def command(
             given | {"seeds": list(range(3 if seeds is None else seeds)), "match": match, "threads": threads}
         )
     if dry_run:
-        _announce(chosen)
+        first = chosen.config(chosen.variants()[0], chosen.seeds[0])
+        check_data(first.corpus, first.tokenizer)
+        found = _foreseen(chosen)
+        typer.echo(json.dumps(found, indent=2) if as_json else _announced(found))
         return
     try:
         with _display() as listen:
@@ -126,16 +134,42 @@ def _setting(text: str) -> tuple[str, object]:
         raise ValueError(f"--set {text}: {key} takes a {known.describe()}") from None
 
 
-def _announce(plan: ComparePlan) -> None:
-    tuning, variants = plan.tuning(), plan.variants()
-    typer.echo(f"{len(variants)} rows x {len(plan.seeds)} seeds, baseline {plan.compared_with}")
-    typer.echo(f"{len(tuning)} tuning runs, then {len(variants) * len(plan.seeds)} reported runs")
-    for variant in variants:
+def _foreseen(plan: ComparePlan) -> Values:
+    """What would run, from the plan alone."""
+    rows = []
+    for variant in plan.variants():
         config = plan.config(variant, plan.seeds[0])
-        typer.echo(
-            f"  {variant.label:<36} mlp_width {config.model(256).hidden}, "
-            f"{config.steps} steps of {config.tokens_per_step} tokens"
+        rows.append(
+            {
+                "label": variant.label,
+                "mlp_width": config.model(256).hidden,
+                "steps": config.steps,
+                "tokens_per_step": config.tokens_per_step,
+            }
         )
+    return {
+        "plan": plan.to_json(),
+        "digest": plan.digest,
+        "baseline": plan.compared_with,
+        "tuning_runs": len(plan.tuning()),
+        "reported_runs": len(rows) * len(plan.seeds),
+        "rows": rows,
+    }
+
+
+def _announced(found: Values) -> str:
+    from residua.lab.common.tables import count
+
+    seeds = len(found["plan"]["seeds"])
+    lines = [
+        f"{count(len(found['rows']), 'row')} x {count(seeds, 'seed')}, baseline {found['baseline']}",
+        f"{count(found['tuning_runs'], 'tuning run')}, then {count(found['reported_runs'], 'reported run')}",
+    ]
+    lines += [
+        f"  {row['label']:<36} mlp_width {row['mlp_width']}, {row['steps']} steps of {row['tokens_per_step']} tokens"
+        for row in found["rows"]
+    ]
+    return "\n".join(lines)
 
 
 def _display() -> _Plain:

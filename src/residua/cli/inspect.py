@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from residua.cli._flags import refuse_output, tell
+
 if TYPE_CHECKING:
     from residua.lab.diagnose.inspect import Inspection
     from residua.lab.evaluate.opened import Opened
@@ -34,6 +36,8 @@ def command(
     from residua.lab.diagnose.inspect import compared, draw, tables
     from residua.lab.evaluate.opened import open_model, open_start
 
+    refuse_output(png, ".png", ".svg", ".pdf")
+    refuse_output(html, ".html", ".htm")
     if len(model) > 2 or (before and len(model) > 1):
         raise ValueError("one model, or two side by side; --before adds the second to one run of finetune")
     if png is not None and (before or len(model) > 1):
@@ -53,9 +57,9 @@ def command(
 
         write_inspection(found, html)
     typer.echo(json.dumps(found[0] if len(found) == 1 else found) if as_json else text)
-    for file in (png, html):
-        if file is not None:
-            typer.echo(f"written: {file}", err=as_json)
+    written = [str(file) for file in (png, html) if file is not None]
+    if written:
+        tell(f"written: {', '.join(written)}")
 
 
 def _inspected(name: str, opened: Opened, prompt: str, *, paths: bool) -> Inspection:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import typer
 
+from residua.cli._flags import path_option, refuse_output
+
 
 def command(
     runs: list[Path] = typer.Argument(
         ..., help="Output directory of residua compare, or one or more of residua train."
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="HTML file to write; report.html in the directory by default."),
+    out: Path = path_option(None, "--out", "-o", help="HTML file to write; report.html in the directory by default."),
     prompt: str = typer.Option(None, "--prompt", "-p", help="Text whose tokens are shown for every model."),
     checkpoints: bool = typer.Option(True, help="Load checkpoints, for per-token routing, gradients and attention."),
     ablate: bool = typer.Option(
@@ -22,6 +24,7 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print the data of the page as JSON instead."),
 ) -> None:
     """Write a self-contained HTML report: results, curves, routing, costs, and the commands to reproduce it."""
+    refuse_output(out, ".html", ".htm")
     from residua.lab import report
 
     def tell(text: str) -> None:

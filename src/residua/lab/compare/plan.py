@@ -42,6 +42,7 @@ from residua.spec import parse
 
 Match = Literal["none", "params", "flops"]
 
+MOST_SEEDS = 10_000
 PLAN = "plan.json"
 """The plan, in the directory of its comparison."""
 OWN = ("design", "layout", "width", "depth", "heads", "kv_heads", "seed", "threads")
@@ -125,7 +126,12 @@ class ComparePlan:
                 clash = [variant.label for variant in variants if variant.slug == slug]
                 raise ValueError(f"two rows would share the folder {slug}: {' and '.join(clash)}; drop or rename one")
         for variant in variants:  # builds every model without memory: a wrong design or size says so here
-            self.config(variant, self.seeds[0])
+            for seed in self.seeds:
+                self.config(variant, seed)
+        folders = [run.folder for run in self.tuning()]  # makes every config of a tuning run, too
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise ValueError(f"two tuning runs would share the folder {folder}: rates differ by less than is shown")
 
     @property
     def compared_with(self) -> str:
@@ -203,6 +209,8 @@ class ComparePlan:
     @classmethod
     def from_json(cls, values: Record) -> ComparePlan:
         """From TOML or JSON values; a wrong key or kind is an error that names it."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a plan is a table, not {values!r}")
         known = {each.name for each in fields(cls)}
         for key in values:
             if key not in known:
@@ -231,8 +239,21 @@ class ComparePlan:
             values: Sequence[object] = getattr(self, key)
             if not values:
                 raise ValueError(f"a plan needs at least one of {key}")
-            if len(set(values)) < len(values):
+            if any(value in values[:place] for place, value in enumerate(values)):
                 raise ValueError(f"{key} names one twice: {', '.join(map(str, values))}")
+        for key in ("designs", "layouts"):
+            for value in getattr(self, key):
+                if not isinstance(value, str):
+                    raise ValueError(f"{key} are texts, not {value!r}")
+        for size in self.sizes:
+            if not isinstance(size, Size):
+                raise ValueError(f"sizes are tables such as {{ depth = 6, width = 128 }}, not {size!r}")
+        if not isinstance(self.tune, Tune):
+            raise ValueError(f"tune is a table of lr, residual_lr and seeds, not {self.tune!r}")
+        if self.baseline is not None and not isinstance(self.baseline, str):
+            raise ValueError(f"baseline is a design, not {self.baseline!r}")
+        if len(self.seeds) > MOST_SEEDS:
+            raise ValueError(f"a plan has at most {MOST_SEEDS:,} seeds, not {len(self.seeds):,}")
         for spec in (*self.designs, *(spec for spec, _ in self.also)):
             design(parse(spec)[0])  # a misspelt one says so before anything is made of it
         for key, values in (("seeds", self.seeds), ("tune.seeds", self.tune.seeds)):
@@ -248,7 +269,7 @@ class ComparePlan:
         for key in ("lr", "residual_lr"):
             rates = getattr(self.tune, key)
             for rate in rates:
-                if not isinstance(rate, int | float) or isinstance(rate, bool) or not rate > 0:
+                if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
                     raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
             if len(set(rates)) < len(rates):
                 raise ValueError(f"tune.{key} names a rate twice")
@@ -263,6 +284,8 @@ class ComparePlan:
                 )
             if not self.tune.seeds:
                 raise ValueError("tuning needs at least one of tune.seeds")
+            if len(set(self.tune.seeds)) < len(self.tune.seeds):
+                raise ValueError(f"tune.seeds names one twice: {', '.join(map(str, self.tune.seeds))}")
         if not isinstance(self.train, Mapping):
             raise ValueError("[train] is a table of training fields")
         self._check_chosen()
@@ -315,7 +338,7 @@ def read_plan(path: Path) -> ComparePlan:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"no plan file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
         return ComparePlan.from_json(values)
@@ -331,7 +354,8 @@ def _sequence(key: str, values: object) -> tuple[Any, ...]:
 
 def _row(values: Any) -> tuple[str, str]:
     """A design and its layout, from a TOML table or from the JSON of a plan."""
-    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else tuple(values)
+    listed = tuple(values) if isinstance(values, list | tuple) else ()
+    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else listed
     extra = set(values) - {"design", "layout"} if isinstance(values, Mapping) else set()
     if extra or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise ValueError(f'also takes rows such as {{ design = "standard", layout = "swa,attn,mlp" }}, not {values!r}')

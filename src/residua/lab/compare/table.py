@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.tables import MDE, difference, html_table, print_table, spread, terminal, times
+from residua.lab.common.tables import MDE, count, difference, html_table, print_table, spread, terminal, times
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
@@ -44,7 +44,7 @@ def legend(results: Record) -> str:
     matched = match if match != "none" else "nothing; see params"
     chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
     lines = [
-        f"val loss: nats per token, mean +- standard deviation over {len(results['plan']['seeds'])} seeds. "
+        f"val loss: nats per token, mean +- standard deviation over {count(len(results['plan']['seeds']), 'seed')}. "
         "vs baseline: mean paired difference with its 95 % t interval;",
         f"n.s.: not significant, the interval contains zero; {MDE} by these seeds.",
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
@@ -103,7 +103,9 @@ def _rates(row: Record) -> str:
 
 def _routed(row: Record, key: str, digits: int = 2) -> str:
     values = row["routing"][key], row["routing"][f"deep_{key}"]
-    return "-" if None in values else " / ".join(f"{value:.{digits}f}" for value in values)
+    if values == (None, None):
+        return "-"
+    return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def _flat(row: Record) -> Values:
