@@ -157,11 +157,26 @@ def collect(
             for each in series
             for run in each.seeds
         ],
+        tuning=[
+            {
+                "label": run.variant.label,
+                "lr": run.config.lr,
+                "residual_lr": run.config.residual_rate,
+                "seed": run.config.seed,
+                "loss": _finite(final_loss(out / run.folder)),
+            }
+            for run in plan.tuning()
+        ],
         diverged=[*untuned, *failed],
         notes=[*notes(plan, rows, len(fingerprints)), *_breaks(plan, rows, untuned, failed)],
     )
     results.series = read
     return results
+
+
+def _finite(loss: float) -> float | None:
+    """None for a run that diverged: JSON has no infinity."""
+    return loss if loss < math.inf else None
 
 
 def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
