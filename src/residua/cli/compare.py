@@ -44,6 +44,9 @@ def command(
     on: str = typer.Option(
         "local", "--on", help="local, slurm or ray, with options such as slurm:partition=gpu,minutes=720,gpus=1."
     ),
+    records: Path = typer.Option(
+        None, "--records", help="Directory of run records: those there are not trained again, new ones are added."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
@@ -73,7 +76,9 @@ def command(
         return
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, on=on, force=force, command=typed(), on_event=listen)
+            results = compare(
+                chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen
+            )
     except KeyboardInterrupt:
         tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
@@ -81,7 +86,8 @@ def command(
     if report:
         from residua.lab.report import write
 
-        page = write(out, read=results.series)
+        # records hold no weights: a page that shall come out the same without them does not look at any
+        page = write(out, read=results.series, checkpoints=records is None)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return

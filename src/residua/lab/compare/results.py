@@ -61,6 +61,8 @@ class Row:
     """Peak memory over the baseline's; both only of seeds on hardware of one kind."""
     hardware: str
     """What its seeds ran on, every kind once; empty where the runs do not say."""
+    build: str
+    """The torch and the kernels that its seeds were made with, every build once; empty where the runs do not say."""
     routing: Mapping[str, float | None]
     """Means over seeds and sites; `deep_` those of the last third of the network."""
 
@@ -134,7 +136,7 @@ def collect(
         digest=plan.digest,
         fingerprints=sorted(fingerprints),
         command=command,
-        machine={"system": f"{platform.system()} {platform.machine()}", **versions()},
+        machine=_made_on(series),
         rows=[row.to_json() for row in rows],
         runs=[
             {
@@ -153,6 +155,16 @@ def collect(
     return results
 
 
+def _made_on(series: Sequence[Series]) -> dict[str, str]:
+    """System and versions that the runs were made with, each once; of this machine, where the runs do not say."""
+    manifests = [run.manifest for each in series for run in each.seeds if run.manifest]
+    told = [{"system": manifest.get("machine"), **manifest.get("versions", {})} for manifest in manifests]
+    here = {"system": f"{platform.system()} {platform.machine()}", **versions()}
+    if not told:
+        return here
+    return {key: ", ".join(dict.fromkeys(str(each[key]) for each in told if each.get(key))) for key in here}
+
+
 def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
     """What is known of every one of these runs that diverged."""
     return [
@@ -167,8 +179,13 @@ def _check_batches(series: Iterable[Series]) -> None:
     first: dict[int, FinishedRun] = {}
     for run in (run for each in series for run in each.seeds):
         other = first.setdefault(run.seed, run)
-        if run.batches != other.batches:
+        if _seen(run) != _seen(other):
             raise ValueError(f"{run.folder} and {other.folder} have one seed but saw different batches; run both again")
+
+
+def _seen(run: FinishedRun) -> tuple[object, ...]:
+    """The batches of a run, and how many lines they come from: runs of one recipe log alike."""
+    return () if run.updates is None else (run.updates["lines"], run.updates["batches"])
 
 
 def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run]) -> list[Row]:
@@ -205,6 +222,7 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run])
                 loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]) if alike else None,
                 **each.over(base),
                 hardware="; ".join(each.hardware),
+                build="; ".join(each.builds),
                 routing=each.routing_means(),
             )
         )
@@ -237,6 +255,9 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
             f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): speed and memory are compared within one kind only, "
             "and there is no equal time."
         )
+    builds = sorted({build for row in rows for build in row.build.split("; ") if build})
+    if len(builds) > 1:
+        said.append(f"{len(builds)} builds ({'; '.join(builds)}): their sums round differently, and so may a loss.")
     if corpora > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said

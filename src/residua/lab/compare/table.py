@@ -32,9 +32,10 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
             "eff n": lambda row: _routed(row, "effective_sources", 1),
             "collapsed": lambda row: _routed(row, "collapsed_share"),
         }
-    kinds = {row.get("hardware", "") for row in rows}  # results of earlier versions do not say
-    if len(kinds) > 1 or any("; " in kind for kind in kinds):
-        found["hardware"] = lambda row: row.get("hardware", "")
+    for key in ("hardware", "build"):
+        kinds = {row.get(key, "") for row in rows}  # results of earlier versions do not say
+        if len(kinds) > 1 or any("; " in kind for kind in kinds):
+            found[key] = lambda row, key=key: row.get(key, "")  # type: ignore[misc]
     return found
 
 

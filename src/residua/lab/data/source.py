@@ -51,6 +51,8 @@ class Source:
     """Every document as UTF-8, in an order that depends on nothing but the content and the names of the files."""
     python: bool = False
     """The text is part of the Python that reads it, so that its version belongs to the fingerprint."""
+    at_hand: bool = True
+    """`key` is a hash of the text itself, and not of a name that other text may have tomorrow."""
 
 
 def source(name: str) -> Source:

@@ -109,6 +109,7 @@ class RunFolder:
 
 def machine(device: torch.device) -> Values:
     """Versions and hardware: what a result depends on beside the config and the data."""
+    from residua.native import library
     from residua.ops import _backend
 
     return {
@@ -119,4 +120,5 @@ def machine(device: torch.device) -> Values:
         "threads": torch.get_num_threads(),
         "backend": _backend.choice(),
         "kernels": _backend.kernels(),
+        "native": library.identity(),
     }

@@ -126,7 +126,11 @@ class Recipe:
     @property
     def digest(self) -> str:
         """A short name of everything here: equal configs have equal digests."""
-        return json_digest(self.to_json())[:16]
+        known = fields_of(type(self))
+        values = self.to_json().items()
+        return json_digest({key: value for key, value in values if key not in LATER or value != known[key].default})[
+            :16
+        ]
 
     def to_json(self) -> Values:
         """Plain values."""
@@ -140,6 +144,10 @@ class Recipe:
             raise ValueError(f"unknown training fields: {', '.join(sorted(unknown))}")
         return cls(**values)
 
+
+LATER: frozenset[str] = frozenset()
+"""Fields that came after runs were first kept as records: at their default they are no part of the digest, so that a
+record of before is still that of the same run."""
 
 _LEAST: Mapping[str, float] = {
     "steps": 1, "batch": 1, "context": 2, "accumulate": 1, "log_every": 1, "eval_every": 1, "eval_windows": 0,
