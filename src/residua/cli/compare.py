@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,10 @@ def command(
         "", help="Learning rates to tune over, such as 1e-3,2e-3,4e-3; on a seed that is not reported."
     ),
     residual_lr_grid: str = typer.Option("", help="The same, for the parameters that the design adds."),
+    until_resolved: float = typer.Option(
+        None, help="Add seeds to all rows until the half width of every interval is at most this."
+    ),
+    most_seeds: int = typer.Option(12, help="With --until-resolved: the most seeds of a row."),
     threads: int = typer.Option(1, help="Threads per run."),
     settings: list[str] = typer.Option(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
@@ -55,6 +60,7 @@ def command(
     """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
     from residua.lab.compare.table import show
+    from residua.lab.compare.until import Until
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
     flags = {
@@ -71,6 +77,8 @@ def command(
         if not design:
             raise ValueError("give designs with --design (two or more), or a plan file with --plan")
         chosen = ComparePlan.from_json(given | {"seeds": list(range(seeds)), "match": match, "threads": threads})
+    if until_resolved is not None:
+        chosen = replace(chosen, until=Until(half_width=until_resolved, most_seeds=most_seeds))
     if dry_run:
         _announce(chosen)
         return

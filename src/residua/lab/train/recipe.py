@@ -42,7 +42,7 @@ class Field(NamedTuple):
 class Recipe:
     """Data and updates. Two runs of one recipe on one model are the same run."""
 
-    corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
+    corpus: Annotated[str, "pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
     tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"
 
     steps: Annotated[int, "Training steps."] = 500
