@@ -53,6 +53,9 @@ def command(
         None, "--records", help="Directory of run records: those there are not trained again, new ones are added."
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
+    timed: bool = typer.Option(
+        False, "--timed", help="With --dry-run: time a few updates of every row here, and print the processor hours."
+    ),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
@@ -80,8 +83,10 @@ def command(
     if until_resolved is not None:
         chosen = replace(chosen, until=Until(half_width=until_resolved, most_seeds=most_seeds))
     if dry_run:
-        _announce(chosen)
+        _announce(chosen, timed=timed)
         return
+    if timed:
+        raise ValueError("--timed goes with --dry-run")
     try:
         with _display() as listen:
             results = compare(
@@ -133,16 +138,32 @@ def _setting(text: str) -> tuple[str, object]:
         raise ValueError(f"--set {text}: {key} takes a {known.describe()}") from None
 
 
-def _announce(plan: ComparePlan) -> None:
-    tuning, variants = plan.tuning(), plan.variants()
-    typer.echo(f"{len(variants)} rows x {len(plan.seeds)} seeds, baseline {plan.compared_with}")
-    typer.echo(f"{len(tuning)} tuning runs, then {len(variants) * len(plan.seeds)} reported runs")
+def _announce(plan: ComparePlan, *, timed: bool) -> None:
+    tuning, variants, reported = plan.tuning(), plan.variants(), plan.runs({})
+    if len(reported) == len(variants) * len(plan.seeds):
+        typer.echo(f"{len(variants)} rows x {len(plan.seeds)} seeds, baseline {plan.compared_with}")
+    else:
+        typer.echo(f"{len(variants)} rows, up to {len(plan.seeds)} seeds, baseline {plan.compared_with}")
+    checks = len(plan.checking({variant.label: {"lr": 1e-3} for variant in variants}))
+    checked = f", {checks} that check how rates are carried ({plan.tune.describe()})" if checks else ""
+    typer.echo(f"{len(tuning)} tuning runs{checked}, then {len(reported)} reported runs")
+    if plan.until is not None:
+        counts = plan.until.counts(len(plan.seeds))
+        typer.echo(f"then seeds are added until resolved to {plan.until.half_width:g}: looks at {counts} seeds")
+    hours: dict[str, Record] = {}
+    if timed:
+        from residua.lab.compare.estimate import estimate
+
+        hours = {row["label"]: row for row in estimate(plan, tell)}
     for variant in variants:
         config = plan.config(variant, plan.seeds[0])
+        taken = f", {hours[variant.label]['hours']:.2f} CPU hours" if timed else ""
         typer.echo(
             f"  {variant.label:<36} mlp_width {config.model(256).hidden}, "
-            f"{config.steps} steps of {config.tokens_per_step} tokens"
+            f"{config.steps} steps of {config.tokens_per_step} tokens{taken}"
         )
+    if timed:
+        typer.echo(f"in all {sum(row['hours'] for row in hours.values()):.1f} CPU hours, as measured here just now")
 
 
 def _display() -> _Plain:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 
@@ -10,9 +11,9 @@ from residua.lab.common.files import Values
 from residua.lab.compare.choice import check_rule
 from residua.lab.compare.plan import ComparePlan
 from residua.lab.compare.sizes import counted_parameters
-from residua.lab.compare.speedup import AXES, FEWEST_RUNGS, Rung, curve_of, speedup
+from residua.lab.compare.speedup import AXES, FEWEST_RUNGS, FEWEST_SEEDS, Fitted, Rung
 from residua.lab.runs import FinishedRun, Series, rounded
-from residua.model import measure
+from residua.model import ModelConfig, measure
 
 SPAN = 4.0
 """How many times the compute of the smallest size the largest must have for a curve over them to mean anything."""
@@ -30,38 +31,41 @@ class Ladder:
             if plan.baseline_of(variant) == variant and variant.slug in by_slug
         }
         alike = len({run.kind for each in series for run in each.seeds}) == 1
-        self.rungs: dict[str, list[Rung]] = {}
+        self.fitted: dict[str, Fitted] = {}
         for axis in AXES:
             costs = {size: _costs(each.seeds, axis) for size, each in self.bases.items()}
             # seconds of two kinds of hardware are two units
-            if len(costs) < FEWEST_RUNGS or not all(costs.values()) or (axis == "per_cpu_second" and not alike):
+            known = all(len(each) >= FEWEST_SEEDS for each in costs.values())
+            if len(costs) < FEWEST_RUNGS or not known or (axis == "per_cpu_second" and not alike):
                 continue
             means = [fmean(each) for each in costs.values()]
             if max(means) >= SPAN * min(means):
-                self.rungs[axis] = [
-                    Rung(size, mean, [run.result["loss"] for run in each.seeds])
-                    for mean, (size, each) in zip(means, self.bases.items(), strict=True)
-                ]
+                self.fitted[axis] = Fitted(
+                    [
+                        Rung(size, mean, [run.result["loss"] for run in each.seeds])
+                        for mean, (size, each) in zip(means, self.bases.items(), strict=True)
+                    ]
+                )
 
     def speedup(self, each: Series, size: str) -> Values | None:
         """Of a row at its size, per token and per processor second; None where there is no ladder."""
-        if not self.rungs:
+        if not self.fitted:
             return None
         own, place = [run.result["loss"] for run in each.seeds], list(self.bases).index(size)
         found: Values = {}
         for axis in AXES:
-            rungs = self.rungs.get(axis)
-            if rungs is None:
+            fitted = self.fitted.get(axis)
+            if fitted is None:
                 found[axis] = None
                 continue
-            spent = rungs[place].compute if axis == "per_token" else fmean(run.seconds for run in each.seeds)
-            found[axis] = speedup(rungs, place, own, spent)
+            spent = fitted.rungs[place].compute if axis == "per_token" else fmean(run.seconds for run in each.seeds)
+            found[axis] = fitted.speedup(place, own, spent)
         return found
 
     def to_json(self, out: Path, tuned: Mapping[str, Mapping[str, float]]) -> Values | None:
         """The rule and its check, the rungs and the curves; None for a plan that has neither."""
         plan = self.plan
-        if plan.tune.carry == "none" and not self.rungs:
+        if plan.tune.carry == "none" and not self.fitted:
             return None
         return {
             "rule": plan.tune.carry,
@@ -69,7 +73,7 @@ class Ladder:
             "tuned_at": str(plan.sizes[0]),
             "check": check_rule(plan, out, tuned),
             "rungs": [_rung(size, each) for size, each in self.bases.items()],
-            "curves": {axis: curve_of(rungs) for axis, rungs in self.rungs.items()},
+            "curves": {axis: fitted.to_json() for axis, fitted in self.fitted.items()},
         }
 
 
@@ -111,7 +115,12 @@ def _operations(run: FinishedRun) -> float | None:
     if run.settings is None or vocab is None:
         return None
     config = run.config
-    return 3 * measure(config.model(vocab), tokens=config.context).flops_per_token * run.result["tokens"]
+    return 3 * _forward(config.model(vocab), config.context) * run.result["tokens"]
+
+
+@lru_cache(maxsize=256)
+def _forward(model: ModelConfig, context: int) -> float:
+    return measure(model, tokens=context).flops_per_token
 
 
 def _rung(size: str, each: Series) -> Values:

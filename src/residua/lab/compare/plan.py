@@ -195,13 +195,13 @@ class ComparePlan:
 
     def rates(self, variant: Variant) -> list[dict[str, float]]:
         """What a row chooses from: a design without parameters of its own has no residual rate."""
-        if not self.tune.lr:
-            return []
+        if not self.tune.residual_lr:
+            return [{"lr": lr} for lr in self.tune.lr]
         import torch
 
         with torch.device("meta"):
             stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
-        if not self.tune.residual_lr or not any(True for _ in stream.parameters()):
+        if not any(True for _ in stream.parameters()):
             return [{"lr": lr} for lr in self.tune.lr]
         return [{"lr": lr, "residual_lr": own} for lr, own in product(self.tune.lr, self.tune.residual_lr)]
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from residua.lab.compare.match import VOCAB
 from residua.lab.train import TrainConfig
-from residua.model import measure
+from residua.model import ModelConfig, measure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,12 @@ class Size:
 
 def counted_parameters(config: TrainConfig) -> int:
     """Parameters of a model without its embedding and head, which grow with the vocabulary alone."""
-    outside = VOCAB * config.width * (1 if config.tied else 2)
-    return measure(config.model(VOCAB)).parameters - outside
+    return _counted(config.model(VOCAB))
+
+
+@lru_cache(maxsize=1024)
+def _counted(model: ModelConfig) -> int:
+    return measure(model).parameters - model.vocab * model.width * (1 if model.tied else 2)
 
 
 def budget_steps(baseline: TrainConfig, tokens_per_parameter: float) -> int:

@@ -30,6 +30,7 @@ from residua.lab.runs import rounded
 DRAWS = 2000
 FEWEST_RUNGS = 3
 """The curve has three parameters."""
+FEWEST_SEEDS = 2
 EXPONENTS = np.geomspace(0.01, 2.0, 240)
 AXES = ("per_token", "per_cpu_second")
 
@@ -78,50 +79,49 @@ def fit(compute: Sequence[float], losses: Float[np.ndarray, "fits rungs"]) -> Cu
     return Curve(limit[at], scale[at], EXPONENTS[best], unit)
 
 
-def curve_of(rungs: Sequence[Rung]) -> Values:
-    """The fitted curve with the intervals of its parameters, for the JSON."""
-    drawn = _curves(rungs)
-    return {
-        name: {"value": rounded(float(values[0])), "low": _quantile(values[1:], ALPHA / 2),
-               "high": _quantile(values[1:], 1 - ALPHA / 2)}
-        for name, values in (("limit", drawn.limit), ("exponent", drawn.exponent))
-    } | {"scale": rounded(float(drawn.scale[0] * drawn.unit ** drawn.exponent[0]))}  # fmt: skip
+class Fitted:
+    """The curve through the baseline's rungs, and those through every draw of them."""
 
+    def __init__(self, rungs: Sequence[Rung]) -> None:
+        """At least three rungs, with two seeds or more each."""
+        self.rungs = rungs
+        self.losses = np.stack([_means(rung.losses, place) for place, rung in enumerate(rungs)], axis=1)
+        self.curves = fit([rung.compute for rung in rungs], self.losses)
 
-def speedup(rungs: Sequence[Rung], place: int, own: Sequence[float], compute: float) -> Values | None:
-    """The factor of a row at the size of rung `place`, with its interval.
+    def to_json(self) -> Values:
+        """The fitted parameters, with intervals."""
+        curves = self.curves
+        found: Values = {
+            name: {
+                "value": rounded(float(values[0])),
+                "low": _quantile(values[1:], ALPHA / 2),
+                "high": _quantile(values[1:], 1 - ALPHA / 2),
+            }
+            for name, values in (("limit", curves.limit), ("exponent", curves.exponent))
+        }
+        return found | {"scale": rounded(float(curves.scale[0] * curves.unit ** curves.exponent[0]))}
 
-    own:     its losses, of the seeds that the rung's losses are of.
-    compute: what one of its runs took, in the unit of the axis.
-    None where the baseline does not improve with compute, or there are too few sizes or seeds.
-    """
-    if len(rungs) < FEWEST_RUNGS or min(len(rung.losses) for rung in rungs) < 2:
-        return None
-    gaps = [a - b for a, b in zip(own, rungs[place].losses, strict=True)]
-    curves = _curves(rungs)
-    if not curves.scale[0] > 0:
-        return None
-    losses = _drawn(rungs)[:, place] + _means(gaps, 1 + len(rungs))
-    factors = curves.compute(losses) / compute
-    low, high = (_quantile(factors[1:], share) for share in (ALPHA / 2, 1 - ALPHA / 2))
-    value = float(factors[0])
-    reached = max(rung.compute for rung in rungs) / compute
-    return {
-        "factor": rounded(value) if value < math.inf else None,
-        "low": low,
-        "high": high,
-        "significant": (low is not None and low > 1) or (high is not None and high < 1) or low is None,
-        "extrapolated": value > reached,
-    }
+    def speedup(self, place: int, own: Sequence[float], compute: float) -> Values | None:
+        """The factor of a row at the size of rung `place`, with its interval.
 
-
-def _curves(rungs: Sequence[Rung]) -> Curve:
-    """The fit to what was measured, and then to every draw."""
-    return fit([rung.compute for rung in rungs], _drawn(rungs))
-
-
-def _drawn(rungs: Sequence[Rung]) -> Float[np.ndarray, "fits rungs"]:
-    return np.stack([_means(rung.losses, place) for place, rung in enumerate(rungs)], axis=1)
+        own:     its losses, of the seeds that the rung's losses are of.
+        compute: what one of its runs took, in the unit of the axis.
+        None where the baseline does not improve with compute.
+        """
+        if not self.curves.scale[0] > 0:
+            return None
+        gaps = [a - b for a, b in zip(own, self.rungs[place].losses, strict=True)]
+        losses = self.losses[:, place] + _means(gaps, 1 + len(self.rungs))
+        factors = self.curves.compute(losses) / compute
+        low, high = (_quantile(factors[1:], share) for share in (ALPHA / 2, 1 - ALPHA / 2))
+        value = float(factors[0])
+        return {
+            "factor": rounded(value) if value < math.inf else None,
+            "low": low,
+            "high": high,
+            "significant": low is None or low > 1 or (high is not None and high < 1),
+            "extrapolated": value > max(rung.compute for rung in self.rungs) / compute,
+        }
 
 
 def _means(values: Sequence[float], stream: int) -> Float[np.ndarray, "fits"]:
