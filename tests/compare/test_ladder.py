@@ -64,6 +64,14 @@ def test_sizes_have_seeds_of_their_own():
     assert counted == {"2x16": {0, 1, 2, 3, 4}, "2x32": {0, 1, 2, 3, 4}, "4x64": {0, 1, 2}}
 
 
+def test_sizes_may_have_some_of_the_rows_only():
+    one = plan(sizes=[*SIZES[:2], {**SIZES[2], "designs": ["standard"]}])
+    assert [variant.label for variant in one.variants()] == [
+        "standard | 2x16", "mudd | 2x16", "standard | 2x32", "mudd | 2x32", "standard | 4x64",
+    ]  # fmt: skip
+    assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
 def test_plan_round_trips_and_plans_of_before_keep_their_json():
     one = plan(until={"half_width": 0.01}, sizes=[{**size, "seeds": None} for size in SIZES], most_passes=2)
     assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
@@ -92,6 +100,8 @@ def test_plan_round_trips_and_plans_of_before_keep_their_json():
         ({"until": {"half_width": 0.01}, "sizes": SIZES[:2], "seeds": [0, 1]}, "until needs 3 seeds"),
         ({"until": {"half_width": 0.01}}, "no seeds of their own"),
         ({"until": {"width": 0.01}}, "until has no 'width'"),
+        ({"sizes": [SIZES[0], {**SIZES[1], "designs": ["mudd"]}]}, "the baseline among them"),
+        ({"sizes": [{**SIZES[0], "designs": ["standard"]}, SIZES[1]]}, "tunes every design at the first size"),
         ({"most_passes": -1}, "most_passes is a positive number"),
     ],
 )

@@ -2,9 +2,9 @@
 
 hours of a row = runs * (steps * seconds of an update + validations * seconds of one) / 3600
 
-The seconds are measured here and now, over a few updates of every row on random tokens: processor seconds of one process,
-so that a machine that is busy with other things gives nearly the same. Looks that add seeds are not foreseen: the
-estimate is of the plan's own seeds.
+The seconds are measured here and now, over a few updates of every row on random tokens: processor seconds of one
+process, so that a machine that is busy with other things gives nearly the same. Looks that add seeds are not foreseen:
+the estimate is of the plan's own seeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from residua.lab.train import TrainConfig
 from residua.lab.train.loop import Trainer
 from residua.lab.train.reproducible import reproducible
 
-WARM, TIMED = 2, 5
+WARM, TIMED = 1, 3
 """Updates before the clock starts, and those that are timed."""
 
 

@@ -137,6 +137,8 @@ class ComparePlan:
         pairs = [*product(self.layouts, self.designs), *((layout, spec) for spec, layout in self.also)]
         layouts = {layout for layout, _ in pairs}
         for size, (layout, spec) in product(self.sizes, pairs):
+            if size.designs and spec not in size.designs:
+                continue
             parts = [spec]
             parts += [layout] if len(layouts) > 1 else []
             parts += [str(size)] if len(self.sizes) > 1 else []
@@ -222,8 +224,8 @@ class ComparePlan:
                 if not table[key] or table[key] == "none":
                     del table[key]
         for size in values["sizes"]:
-            for key in ("tokens_per_parameter", "seeds"):
-                if size[key] is None:
+            for key in ("tokens_per_parameter", "seeds", "designs"):
+                if not size[key]:
                     del size[key]
         return values
 
@@ -276,9 +278,13 @@ class ComparePlan:
             raise ValueError(f"the baseline {self.compared_with!r} is not among the designs: {', '.join(self.designs)}")
         for size in self.sizes:
             size.check()
+            if size.designs and not {self.compared_with} <= set(size.designs) <= set(self.designs):
+                raise ValueError(f"the designs of size {size} are some of the plan's, the baseline among them")
             if size.tokens_per_parameter is not None and "steps" in self.train:
                 raise ValueError("[train] sets steps and a size tokens_per_parameter; give one of them")
         self.tune.verify(self.sizes, self.designs)
+        if self.tune.carry != "none" and self.sizes[0].designs:
+            raise ValueError("tune.carry tunes every design at the first size; it has no designs of its own")
         self._check_seeds()
         if not isinstance(self.train, Mapping):
             raise ValueError("[train] is a table of training fields")

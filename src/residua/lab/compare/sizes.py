@@ -28,6 +28,8 @@ class Size:
     """How many tokens it trains on for each parameter of the baseline; None: the steps of `[train]`."""
     seeds: int | None = None
     """How many of the plan's seeds its rows have, from the first; None: all."""
+    designs: tuple[str, ...] = ()
+    """Which of the plan's designs are trained at this size; empty: all."""
 
     def __str__(self) -> str:
         return f"{self.depth}x{self.width}"
