@@ -9,7 +9,7 @@ import typer
 
 from residua.cli._flags import read_settings, run_flags, running, show, sign
 from residua.extras import need
-from residua.lab.finetune import MODEL, FinetuneConfig, finetune
+from residua.lab.finetune_config import MODEL, FinetuneConfig
 from residua.lab.train.recipe import fields_of
 
 
@@ -19,6 +19,8 @@ def command(
     """Fine-tune a Hugging Face checkpoint, with separate learning rates for the base and the added parameters."""
     need("hf", "transformers")
     from transformers.utils import logging
+
+    from residua.lab.finetune import finetune
 
     logging.disable_progress_bar()  # one display at a time, and ours says what counts
     given = {name: value for name, value in flags.items() if value is not None}

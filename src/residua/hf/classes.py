@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import transformers
 from transformers import AutoConfig, AutoModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -17,11 +18,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
 
 from residua.hf.anatomy import PREFIX, Argument, Class, Config
-from residua.hf.converted import AUTO, Converted
+from residua.hf.converted import AUTO, Converted, Generating
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
 
-KEPT_IN_FLOAT32 = r"(?:^|\.)stream\."
+KEPT_IN_FLOAT32 = "stream"
 """Routing parameters stay in float32 when a model is loaded in half precision: their steps are small beside them."""
 
 
@@ -64,7 +65,10 @@ def register_models(config: Config) -> None:
         model = auto._model_mapping.get(base, None)
         model = model[0] if isinstance(model, tuple | list) else model
         if model is not None:
-            auto.register(config, model_class(model), exist_ok=True)
+            made_of = model_class(model)
+            auto.register(config, made_of, exist_ok=True)
+            # The table of names is asked too: by pipelines, and by Trainer whether labels are shifted when smoothed.
+            auto._model_mapping._model_mapping[config.model_type] = made_of.__name__
 
 
 @cache
@@ -84,10 +88,12 @@ def model_class(base: Class) -> Class:
         "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
         "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
     }
-    bases: tuple[Class, ...] = (Converted, base)
+    own: tuple[Class, ...] = (Converted, Generating) if base.can_generate() else (Converted,)
+    bases: tuple[Class, ...] = (*own, base)
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
         body["after_input"] = positional(base.forward)
-        bases = (Converted, OnStreamBackbone, base)
+        bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
+    setattr(transformers, model.__name__, model)  # where `transformers serve` looks for what a config names
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model

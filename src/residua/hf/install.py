@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
 from residua.hf.anatomy import Class, Model, anatomy_of, probe
-from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, positional
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, on_stream
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
-from residua.hf.made import made
-from residua.hf.owner import Owner
+from residua.hf.owner import adopt
 from residua.hf.values import check_values
 from residua.registry import build
 from residua.runner import Execution
@@ -37,18 +34,18 @@ def install(model: Model) -> None:
     if not isinstance(backbone, OnStreamBackbone):
         backbone.__class__ = model.converted(backbone.__class__)
     _forget_recorders(backbone)
-    owner = Owner(backbone)
+    adopt(backbone, anatomy)
     for layer, sites in zip(layers, map(plan.block, range(plan.depth)), strict=True):
-        layer.__class__ = _on_stream(layer.__class__, OnStreamLayer)
-        layer.anatomy, layer.sites, layer.tap, layer.owner = anatomy, sites, Tap(), owner
+        layer.__class__ = on_stream(layer.__class__, OnStreamLayer)
+        layer.anatomy, layer.sites, layer.tap = anatomy, sites, Tap()
         layer.inserted = insert(config, slots, sites, stream).to(backbone.device, dtype)
         layer.lanes = None
         if stream.sided:
             check_values(getattr(layer, anatomy.parts[0].sublayer), anatomy, config, plan, stream.spec)
         if any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
             layer.lanes = LaneHooks(getattr(layer, anatomy.parts[0].sublayer), anatomy, config)
-    norm.__class__ = _on_stream(norm.__class__, OnStreamNorm)
-    norm.tap, norm.owner = Tap(), owner
+    norm.__class__ = on_stream(norm.__class__, OnStreamNorm)
+    norm.tap = Tap()
     for part in stream.modules():
         if part is not stream and hasattr(part, "reset_parameters"):
             setattr(part, OF_STREAM, True)
@@ -80,10 +77,3 @@ def _forget_recorders(backbone: Model) -> None:
             if getattr(hook, "__qualname__", "").startswith(install_output_capuring_hook.__name__):
                 del module._forward_hooks[key]
     backbone._output_capturing_hooks_installed = False
-
-
-@cache
-def _on_stream(base: Class, mixin: Class) -> Class:
-    """The class of a layer or a final norm, with the mixin before it."""
-    body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
-    return made(f"Residua{base.__name__}", (mixin, base), body)

@@ -19,7 +19,7 @@ class LaneHooks:
     def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Config) -> None:
         self.projections, self.width = anatomy.projections, int(config.hidden_size)
         if isinstance(self.projections, Fused):
-            self.sizes, self.groups = self.projections.sizes(config), self.projections.groups(config)
+            self.sizes = self.projections.sizes(config)
         self.hooked: dict[str, nn.Module] = {}
         self.handles: dict[str, list[RemovableHandle]] = {}
         self.attach(attention)
@@ -34,6 +34,7 @@ class LaneHooks:
             for handle in self.handles.get(name, ()):
                 handle.remove()
             self.hooked[name] = module
+            _drop_copies(module)
             if isinstance(self.projections, Fused):
                 self.handles[name] = [
                     module.register_forward_pre_hook(self.lanes_as_batches),
@@ -54,8 +55,16 @@ class LaneHooks:
 
     def own_thirds(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """From the answers to q, k and v, the parts that are q, k and v."""
-        answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
+        answers = output.unflatten(-1, (-1, sum(self.sizes))).chunk(3)  # all groups, or those of one rank of several
         return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
+
+
+def _drop_copies(module: nn.Module) -> None:
+    """Take off what a quantised projection has copied from the one that it stands for: it would take a lane's lane."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, OwnLane) or isinstance(getattr(hook, "__self__", None), LaneHooks):
+                del hooks[key]
 
 
 class OwnLane:

@@ -9,11 +9,14 @@ import hashlib
 import os
 import shlex
 import shutil
-import stat
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from residua.native.sealed import CURE, opened, seal
+from residua.native.sealed import Unavailable as Unavailable
 
 HERE = Path(__file__).parent
 SHIPPED = "kernels.so"
@@ -23,10 +26,6 @@ FLAGS = ("-std=gnu11", "-O2", "-fpeel-loops", "-ffp-contract=fast", "-fPIC", "-f
 """No -march: variants.h names the instructions that are chosen at run time. Short loops of known length are unrolled,
 as by -O3, which takes half as long again to compile and wins nothing else: the kernels are written in vectors."""
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
-
-
-class Unavailable(Exception):
-    """There is no native library; the message is the reason."""
 
 
 def sources() -> list[Path]:
@@ -68,6 +67,7 @@ def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) ->
             list(pool.map(_run, jobs))
         whole = Path(folder, "library")
         _run([*command, *FLAGS, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
+        seal(whole)
         whole.chmod(0o700)
         os.replace(whole, target)
 
@@ -87,12 +87,22 @@ def build(flags: tuple[str, ...] = ()) -> Path:
     command = compiler()
     folder = _private_folder()
     target = folder / f"{_key(command, flags)}.so"
-    if not target.exists():
+    if not _whole(target):
         with _locked(folder):
-            if not target.exists():
+            if not _whole(target):
+                print("residua: compiling its CPU kernels, once; this takes some seconds", file=sys.stderr, flush=True)
                 compile_to(target, command, flags)
-    _refuse_foreign(target)
-    return target
+    with opened(target, private=True):
+        return target
+
+
+def _whole(target: Path) -> bool:
+    """Whether a library is there as it was written; one that is damaged is made again, one of somebody else is not."""
+    try:
+        with opened(target, private=False):
+            return True
+    except Unavailable:
+        return target.is_symlink()
 
 
 def _key(command: list[str], flags: tuple[str, ...]) -> str:
@@ -113,20 +123,13 @@ def _private_folder() -> Path:
     folder = cache_root() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_foreign(folder)
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Unavailable(f"{folder} can be written by others; {CURE}")
         folder.chmod(0o700)
     except OSError as error:
         raise Unavailable(f"the cache folder {folder} cannot be used: {error}") from None
     return folder
-
-
-def _refuse_foreign(path: Path) -> None:
-    """A file or folder of somebody else, or that others may write, could hold anything."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise Unavailable(f"{path} is a symbolic link; remove it, or set RESIDUA_CACHE to a folder of your own")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Unavailable(f"{path} can be written by others; remove it, or set RESIDUA_CACHE to a folder of your own")
 
 
 class _locked:

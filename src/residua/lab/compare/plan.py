@@ -15,6 +15,9 @@ plan. Everything wrong with a plan is found before anything is written.
     [tune]                                # every variant gets its own best of these, on seeds of their own
     lr = [1e-3, 2e-3, 4e-3]
     seeds = [100]
+
+    [chosen]                              # or: the learning rate of every row by its label, chosen beforehand
+    "standard | attn,mlp" = 4e-3
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 from residua.lab.common.files import Record, Values, json_digest
+from residua.lab.compare.checks import Match, check
 from residua.lab.compare.match import matched_mlp_width
 from residua.lab.compare.sizes import Size as Size
 from residua.lab.compare.sizes import budget_steps
@@ -36,18 +40,13 @@ from residua.lab.compare.tune import AROUND
 from residua.lab.compare.tune import Tune as Tune
 from residua.lab.compare.until import Until
 from residua.lab.train import TrainConfig
-from residua.lab.train.config import config_fields
 from residua.plan import Plan
-from residua.registry import build, design
-from residua.spec import parse
+from residua.registry import build
 
 LATER_OF_TUNE = ("carry", "check", "check_designs")
-Match = Literal["none", "params", "flops"]
 
 PLAN = "plan.json"
 """The plan, in the directory of its comparison."""
-OWN = ("design", "layout", "width", "depth", "heads", "kv_heads", "seed", "threads")
-"""Fields of a run that the plan sets itself: they do not belong in `[train]`."""
 SHAPE = ("width", "depth", "heads", "kv_heads")
 """Those of them that a size has."""
 
@@ -93,6 +92,8 @@ class ComparePlan:
     threads: int = 1
     """Per job: part of the plan, because sums in another order are other sums."""
     tune: Tune = field(default_factory=Tune)
+    chosen: Mapping[str, float] = field(default_factory=dict)
+    """The learning rate of every row by its label, where an earlier comparison chose them."""
     until: Until | None = None
     """Add seeds until the differences are resolved; None: the seeds of the plan."""
     most_passes: float | None = None
@@ -100,7 +101,7 @@ class ComparePlan:
     train: Record = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check()
+        check(self)
         variants = self.variants()
         slugs = [variant.slug for variant in variants]
         for slug in slugs:
@@ -108,7 +109,12 @@ class ComparePlan:
                 clash = [variant.label for variant in variants if variant.slug == slug]
                 raise ValueError(f"two rows would share the folder {slug}: {' and '.join(clash)}; drop or rename one")
         for variant in variants:  # builds every model without memory: a wrong design or size says so here
-            self.config(variant, self.seeds[0])
+            for seed in self.seeds:
+                self.config(variant, seed)
+        folders = [run.folder for run in self.tuning()]  # makes every config of a tuning run, too
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise ValueError(f"two tuning runs would share the folder {folder}: rates differ by less than is shown")
 
     def looks(self) -> list[ComparePlan]:
         """The plan at every look that it may take: itself, or with more and more seeds, none of them a tuning seed."""
@@ -159,6 +165,8 @@ class ComparePlan:
         if variant.size.tokens_per_parameter is not None:
             goal = TrainConfig(**settings, design=self.compared_with, layout=self.layouts[0])
             settings["steps"] = budget_steps(goal, variant.size.tokens_per_parameter)
+        if self.chosen:
+            settings["lr"] = self.chosen[variant.label]
         plain = TrainConfig(**settings, design=variant.design, layout=variant.layout)
         if self.match != "none":
             goal = replace(plain, design=self.compared_with, layout=self.layouts[0])
@@ -219,7 +227,7 @@ class ComparePlan:
         """Plain values."""
         values = json.loads(json.dumps(asdict(self)))
         # what is not used is absent, as in plans that were written before there was such a thing
-        for table, later in ((values, ("also", "until", "most_passes")), (values["tune"], LATER_OF_TUNE)):
+        for table, later in ((values, ("also", "chosen", "until", "most_passes")), (values["tune"], LATER_OF_TUNE)):
             for key in later:
                 if not table[key] or table[key] == "none":
                     del table[key]
@@ -232,6 +240,8 @@ class ComparePlan:
     @classmethod
     def from_json(cls, values: Record) -> ComparePlan:
         """From TOML or JSON values; a wrong key or kind is an error that names it."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"a plan is a table, not {values!r}")
         known = {each.name for each in fields(cls)}
         for key in values:
             if key not in known:
@@ -257,72 +267,6 @@ class ComparePlan:
         """A short name of everything here."""
         return json_digest(self.to_json())[:16]
 
-    def _check(self) -> None:
-        for key in ("designs", "layouts", "sizes", "seeds"):
-            values: Sequence[object] = getattr(self, key)
-            if not values:
-                raise ValueError(f"a plan needs at least one of {key}")
-            if len(set(values)) < len(values):
-                raise ValueError(f"{key} names one twice: {', '.join(map(str, values))}")
-        for spec in (*self.designs, *(spec for spec, _ in self.also)):
-            design(parse(spec)[0])  # a misspelt one says so before anything is made of it
-        for key, values in (("seeds", self.seeds), ("tune.seeds", self.tune.seeds)):
-            for seed in values:
-                if type(seed) is not int or seed < 0:
-                    raise ValueError(f"{key} are whole numbers from 0 on, not {seed!r}")
-        if self.match not in get_args(Match):
-            raise ValueError(f"match is {', '.join(get_args(Match))}, not {self.match!r}")
-        if type(self.threads) is not int or self.threads < 1:
-            raise ValueError(f"threads must be at least 1, not {self.threads!r}")
-        if self.compared_with not in self.designs:
-            raise ValueError(f"the baseline {self.compared_with!r} is not among the designs: {', '.join(self.designs)}")
-        for size in self.sizes:
-            size.check()
-            if size.designs and not {self.compared_with} <= set(size.designs) <= set(self.designs):
-                raise ValueError(f"the designs of size {size} are some of the plan's, the baseline among them")
-            if size.tokens_per_parameter is not None and "steps" in self.train:
-                raise ValueError("[train] sets steps and a size tokens_per_parameter; give one of them")
-        self.tune.verify(self.sizes, self.designs)
-        if self.tune.carry != "none" and self.sizes[0].designs:
-            raise ValueError("tune.carry tunes every design at the first size; it has no designs of its own")
-        self._check_seeds()
-        if not isinstance(self.train, Mapping):
-            raise ValueError("[train] is a table of training fields")
-        for key in self.train:
-            if key in OWN:
-                raise ValueError(
-                    f"[train] must not set {key}: the plan's own designs, layouts, sizes, seeds or threads do"
-                )
-            if key not in config_fields():
-                raise ValueError(
-                    f"[train] has no {key!r}; it takes {', '.join(sorted(set(config_fields()) - set(OWN)))}"
-                )
-            if key in ("lr", "residual_lr") and getattr(self.tune, key):
-                raise ValueError(f"[train] sets {key} and [tune] searches it; give one of them")
-            if key == "mlp_width" and self.match != "none":
-                raise ValueError(f"match={self.match} chooses mlp_width; drop one of them")
-
-    def _check_seeds(self) -> None:
-        if self.tune.lr:
-            shared = set(self.seeds) & set(self.tune.seeds)
-            if shared:
-                raise ValueError(
-                    f"seed {min(shared)} is used for tuning and for reporting, which biases the result. "
-                    "Give tune.seeds of their own"
-                )
-            if not self.tune.seeds:
-                raise ValueError("tuning needs at least one of tune.seeds")
-        own = [size.seeds for size in self.sizes if size.seeds is not None]
-        if own and max(own) > len(self.seeds):
-            raise ValueError(f"a size has {max(own)} seeds, and the plan lists {len(self.seeds)}")
-        if self.until is not None:
-            if own:
-                raise ValueError("until adds seeds to all rows alike; sizes then have no seeds of their own")
-            self.until.check(len(self.seeds))
-        passes = self.most_passes
-        if passes is not None and (type(passes) not in (int, float) or not passes > 0):
-            raise ValueError(f"most_passes is a positive number, not {passes!r}")
-
 
 def slug_of(label: str) -> str:
     """A label as a key, and as the name of a folder or a file."""
@@ -338,7 +282,7 @@ def read_plan(path: Path) -> ComparePlan:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ValueError(f"no plan file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:
         return ComparePlan.from_json(values)
@@ -354,7 +298,8 @@ def _sequence(key: str, values: object) -> tuple[Any, ...]:
 
 def _row(values: Any) -> tuple[str, str]:
     """A design and its layout, from a TOML table or from the JSON of a plan."""
-    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else tuple(values)
+    listed = tuple(values) if isinstance(values, list | tuple) else ()
+    pair = (values.get("design"), values.get("layout")) if isinstance(values, Mapping) else listed
     extra = set(values) - {"design", "layout"} if isinstance(values, Mapping) else set()
     if extra or len(pair) != 2 or not all(isinstance(part, str) for part in pair):
         raise ValueError(f'also takes rows such as {{ design = "standard", layout = "swa,attn,mlp" }}, not {values!r}')

@@ -17,6 +17,7 @@ from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
 from residua.lab.compare.until import widest_half
+from residua.lab.compare.verdict import in_words
 from residua.lab.runs import FinishedRun, Series, divergence
 
 FORMAT = 1
@@ -31,7 +32,17 @@ class Results(Values):
     """The runs that it was made from."""
 
     def _repr_html_(self) -> str:
-        return to_html(self)
+        if not self.series:
+            return to_html(self)
+        from residua.lab import figures
+        from residua.lab.plots.notebook import comparison_html
+
+        gaps = [
+            (row["label"], row["difference"] | {"words": in_words(row["difference"])})
+            for row in self["rows"]
+            if row["difference"] is not None
+        ]
+        return to_html(self) + comparison_html(figures.collect(self.series), gaps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +281,7 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     if len(plan.seeds) < 3:
         said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
     base = next(row for row in rows if row.baseline)
-    if not plan.tune.lr:
+    if not plan.tune.lr and not plan.chosen:
         said.append(
             "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from residua.lab.common.files import Listener, Record, write_json, write_text
 from residua.lab.compare.choice import choose_rates, reported
-from residua.lab.compare.execute import claim, execute
+from residua.lab.compare.execute import claim, execute, refuse_strangers
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.pool import make_pool
 from residua.lab.compare.records import Records
@@ -41,11 +41,19 @@ def compare(
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if not str(out):
+        raise ValueError("out is empty: give the directory of the comparison, such as runs/a")
     out, listen = Path(out), on_event or (lambda event: None)
     pool = make_pool(on, out)
-    from residua.lab.data import prepare
+    from residua.lab.data import check_data, prepare
+    from residua.lab.train.fits import check_fits
 
     first = plan.config(plan.variants()[0], plan.seeds[0])  # all share its corpus: it is prepared once
+    check_data(first.corpus, first.tokenizer)
+    if on == "local":
+        for variant in plan.variants():
+            check_fits(plan.config(variant, plan.seeds[0]))
+    refuse_strangers(plan, out)
 
     def ready() -> Record:
         told = lambda text: listen({"kind": "data", "text": text})  # noqa: E731

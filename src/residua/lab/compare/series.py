@@ -8,7 +8,7 @@ from pathlib import Path
 
 from residua.lab.common.files import read_json
 from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
-from residua.lab.runs import RESULT, Series, divergence, is_done, read_if_there, read_run
+from residua.lab.runs import RESULT, Series, check_belongs, divergence, is_done, read_if_there, read_run
 from residua.lab.train import TrainConfig
 
 LOOKS = "looks.json"
@@ -38,6 +38,7 @@ def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
     """A series for every row of a plan, with the seeds that are finished; none of a row of which one diverged."""
     folders: dict[str, list[tuple[Path, int]]] = {}
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
+        check_belongs(out / run.folder, run.config, ("lr", "residual_lr") if plan.tune.lr else ())
         folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
     found = []
     for variant in plan.variants():

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.tables import MDE, difference, html_table, print_table, spread, terminal, times
+from residua.lab.common.tables import MDE, count, difference, html_table, print_table, spread, terminal, times
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
@@ -54,23 +54,23 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
 def legend(results: Record) -> str:
     """What the columns mean, in as few lines as will do."""
     match = results["plan"]["match"]
+    matched = match if match != "none" else "nothing; see params"
+    chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
     counts = sorted({row["loss"]["seeds"] for row in results["rows"]})
-    seeds = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
+    seeds = count(counts[0], "seed") if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
     judged = results.get("statistics")  # results of earlier versions were judged row by row
     level = "95 %" if judged is None else f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
-    why = (
-        "the interval contains zero"
-        if judged is None
-        else (f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)")
-    )
+    why = "the interval contains zero"
+    if judged is not None:
+        why = f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
     lines = [
-        f"val loss: nats per token, mean +- standard deviation over {seeds} seeds. "
+        f"val loss: nats per token, mean +- standard deviation over {seeds}. "
         f"vs baseline: mean paired difference with its {level} t interval;",
         f"n.s.: not significant, {why}; {MDE} by these seeds.",
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
         "peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
-        f"matched on: {match if match != 'none' else 'nothing; see params'}. max w, entropy (0..1), eff n, collapsed: "
+        f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]
     if any(row.get("gradient_norm") is not None for row in results["rows"]):
@@ -143,7 +143,9 @@ def _stable(row: Record) -> str:
 
 def _routed(row: Record, key: str, digits: int = 2) -> str:
     values = row["routing"][key], row["routing"][f"deep_{key}"]
-    return "-" if None in values else " / ".join(f"{value:.{digits}f}" for value in values)
+    if values == (None, None):
+        return "-"
+    return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def _flat(row: Record) -> Values:

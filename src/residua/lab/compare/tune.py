@@ -13,6 +13,7 @@ is worth here, the check says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -44,7 +45,7 @@ class Tune:
         for key in ("lr", "residual_lr"):
             rates = getattr(self, key)
             for rate in rates:
-                if not isinstance(rate, int | float) or isinstance(rate, bool) or not rate > 0:
+                if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
                     raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
             if len(set(rates)) < len(rates):
                 raise ValueError(f"tune.{key} names a rate twice")

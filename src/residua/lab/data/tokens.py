@@ -94,6 +94,12 @@ def prepare(
     )
 
 
+def check_data(corpus: str, tokenizer: str | Tokenizer) -> None:
+    """Refuse a corpus or a tokenizer that `prepare` would refuse, as far as that shows without reading the text."""
+    source(corpus)
+    choose(tokenizer)
+
+
 def _tokenizer(
     name: str | Tokenizer, make: Callable[..., Tokenizer], texts: Corpus, root: Path, say: Say, warn: Say
 ) -> Tokenizer:

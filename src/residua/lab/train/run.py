@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from residua.lab.common.files import Listener, Record, Values, read_json, write_json
+from residua.lab.common.files import Listener, Record, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.config import TrainConfig
+from residua.lab.train.fits import check_fits
 from residua.lab.train.folder import Resume, RunFolder
 from residua.lab.train.interrupt import Interrupted, Interrupts
 from residua.lab.train.loop import Trainer
 from residua.lab.train.ranks import ALONE, Ranks, identity, joined, launched
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, memory_of, reproducible
+from residua.lab.train.result import Result as Result
 from residua.lab.train.sampler import Tokens
 from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
@@ -27,36 +28,6 @@ from residua.scale.layout import Parallel, choose
 
 if TYPE_CHECKING:
     from residua.lab.train.sharded import Saver
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What came out. Everything but `time` is the same for every run of the config on one machine."""
-
-    design: str
-    config: str
-    """The config's digest."""
-    fingerprint: str
-    """Of the data."""
-    parameters: int
-    stream_parameters: int
-    """Those of the residual design."""
-    steps: int
-    tokens: int
-    passes: float
-    """How often the tokens seen are the training split."""
-    loss: float
-    """Nats per token of the validation set, as are the next two."""
-    perplexity: float
-    bits_per_byte: float
-    checkpoint: str
-    """The last one, below the run directory."""
-    time: Mapping[str, float]
-    """Seconds and processor seconds of all updates, tokens per second over them, bytes of memory at the peak."""
-
-    def to_json(self) -> Values:
-        """Plain values."""
-        return asdict(self)
 
 
 def train(
@@ -137,10 +108,14 @@ def _train(
     on_event: Listener | None,
     ranks: Ranks,
 ) -> Result:
+    if not str(out):
+        raise ValueError("out is empty: give the directory of the run, such as runs/a")
     folder, listen = RunFolder(Path(out)), on_event or (lambda event: None)
     folder.check(config, resume)
     if ranks.from_first(folder.result.exists):
-        return _finished(folder, listen)
+        return _finished(folder, config, listen)
+    if ranks.alone and isinstance(config, TrainConfig) and subject is None:
+        check_fits(config)
     if ranks.why:
         listen({"kind": "data", "step": 0, "text": ranks.why})
     if tokens is None:
@@ -162,7 +137,7 @@ def _train(
             stack.enter_context(locked(folder.path))
             folder.check(config, resume)  # again, now that nobody else can write
         if ranks.from_first(folder.result.exists):
-            return _finished(folder, listen)
+            return _finished(folder, config, listen)
         tokenizer = getattr(tokens, "tokenizer", None)  # ids made elsewhere may come without one
         before: Record | None = None
         if ranks.first:
@@ -182,17 +157,27 @@ def _train(
         return run.finish()
 
 
-def _finished(folder: RunFolder, listen: Listener) -> Result:
-    result = Result(**read_json(folder.result))
+def _finished(folder: RunFolder, config: Recipe, listen: Listener) -> Result:
+    result = Result.from_json(read_json(folder.result), folder.result)
+    if result.config != config.digest:
+        raise ValueError(
+            f"{folder.result} is the result of another configuration ({result.config}, not {config.digest}); move it "
+            "away, or give another directory"
+        )
     listen({"kind": "done", "step": result.steps, **result.to_json()})
     return result
 
 
 def load_model(out: Path | str) -> Transformer:
     """The model of a run, as its newest whole checkpoint has it."""
-    found, _ = checkpoints.newest(RunFolder(Path(out)).checkpoints)
+    folder = RunFolder(Path(out))
+    found, _ = checkpoints.newest(folder.checkpoints)
     if found is None:
         raise FileNotFoundError(f"{out} holds no checkpoint; train there first")
+    if folder.config.is_file():
+        checkpoints.check_belongs(
+            folder.checkpoints / checkpoints.name(found.step), found.info, read_json(folder.config)
+        )
     model = Transformer(ModelConfig.from_json(found.info["model"]), trained=True)
     model.load_state_dict(found.tensors["model"])
     return model.eval()
@@ -265,6 +250,9 @@ class _Run:
         if self.before is not None and found:
             now = {"processes": self.ranks.size, "parallel": str(self.ranks.parallel)}
             self.tell({"kind": "relaid", "step": self.trainer.step, "before": dict(self.before), "now": now})
+        if found and self.ranks.first and len(made := self.folder.made_by()) > 1:
+            text = f"resumed with {made[-1]}; it began with {made[0]}"
+            self.tell({"kind": "data", "step": self.trainer.step, "text": text})
         for path, reason in damaged.items():
             self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
         if not found:
@@ -278,6 +266,7 @@ class _Run:
         if self.ranks.alone:
             found, damaged = checkpoints.newest(folder)
             if found is not None:
+                self._check_belongs(folder / checkpoints.name(found.step), found.info)
                 trainer.restore(found)
                 self.saved = found.step
         else:
@@ -285,6 +274,7 @@ class _Run:
 
             path, damaged = sharded.newest(folder, self.ranks)
             if path is not None:
+                self._check_belongs(path, checkpoints.read_state(path)["info"])
                 if self.ranks.parallel.sharded:
                     trainer.restore_pieces(path)
                 else:
@@ -295,6 +285,9 @@ class _Run:
             checkpoints.set_aside(damaged)
             self.folder.metrics.cut(-1 if self.saved is None else self.saved)
         return damaged, self.saved is not None
+
+    def _check_belongs(self, path: Path, info: Record) -> None:
+        checkpoints.check_belongs(path, info, self.config.to_json())
 
     def _stop_if_asked(self, interrupts: Interrupts) -> None:
         """Save and leave, if a signal came, to any rank, and there is more to do."""
@@ -352,4 +345,5 @@ class _Run:
                 "tokens_per_second": valid["tokens"] / meter.seconds if meter.seconds else 0.0,
                 "peak_memory": meter.peak_memory(),
             },
+            execution=self.folder.made_by() if self.ranks.first else (),
         )
