@@ -207,12 +207,17 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
 def read_result(folder: Path, digest: str | None = None) -> Record:
     """The result of a run; an error where it is not one, or not of the configuration with this digest."""
     result = read_expected(folder / RESULT, SHAPES[RESULT])
+    check_digest(folder, result, digest)
+    return result
+
+
+def check_digest(folder: Path, result: Record, digest: str | None) -> None:
+    """Refuse a result that says it is of another configuration."""
     if digest is not None and result.get("config") != digest:
         raise ValueError(
             f"{folder / RESULT} is the result of another configuration ({result.get('config')}, and config.json there "
             f"is {digest}); delete {folder} and run it again"
         )
-    return result
 
 
 def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = ()) -> None:
@@ -227,7 +232,7 @@ def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = (
     if found := differing(there, here):
         raise ValueError(f"{folder} holds a run of another plan ({found}); move it away, or give another --out")
     if (folder / RESULT).exists():
-        read_result(folder, digest_of(read_json(folder / "config.json")))
+        check_digest(folder, read_json(folder / RESULT), digest_of(read_json(folder / "config.json")))
 
 
 def is_done(folder: Path) -> bool:

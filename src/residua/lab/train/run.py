@@ -156,6 +156,10 @@ def _train(
     if ranks.from_first(folder.result.exists):
         return _finished(folder, config, listen)
     if ranks.alone and isinstance(config, TrainConfig) and subject is None:
+        if tokens is None:
+            from residua.lab.data import check_data
+
+            check_data(config.corpus, config.tokenizer)
         check_fits(config)
     if ranks.why:
         listen({"kind": "data", "step": 0, "text": ranks.why})
