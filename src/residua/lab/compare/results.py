@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +19,7 @@ from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
 from residua.lab.compare.until import widest_half
 from residua.lab.compare.verdict import in_words
-from residua.lab.runs import FinishedRun, Series, divergence
+from residua.lab.runs import FinishedRun, Series, divergence, final_loss
 
 FORMAT = 1
 Broken = Record
