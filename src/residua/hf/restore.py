@@ -50,7 +50,10 @@ def _without_stream(model: Model) -> Model:
     config = model.config
     values = {key: value for key, value in config.to_dict().items() if key not in ADDED}
     made: Config = CONFIG_MAPPING[config.model_type.removeprefix(PREFIX)].from_dict(values)
-    made._attn_implementation, made._experts_implementation = config._attn_implementation, config._experts_implementation
+    made._attn_implementation, made._experts_implementation = (
+        config._attn_implementation,
+        config._experts_implementation,
+    )
     with torch.device("meta"):
         plain: Model = type(model).__bases__[-1](made)
     tensors = model.state_dict(keep_vars=True)
