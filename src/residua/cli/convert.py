@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 
-from residua.cli._flags import dtype_of, show
+from residua.cli._flags import dtype_of, path_option, show
 from residua.extras import need
 from residua.hf.anatomy import Model, Tokenizer
+from residua.lab.common.files import LITTER, contents
 
 
 def command(
@@ -17,7 +18,7 @@ def command(
     design: str = typer.Option(
         None, "--design", "-d", help="Design, such as delta:blocks=4; leave it out for a released Delta checkpoint."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output directory; must be new or empty."),
+    out: Path = path_option(..., "--out", "-o", help="Output directory; must be new or empty."),
     layout: str = typer.Option(None, help="Insert sublayers, as in swa:window=16,attn,mlp."),
     dtype: str = typer.Option("auto", help="dtype to load: auto, float32, bfloat16 or float16."),
     shard: str = typer.Option("5GB", "--max-shard-size", help="Maximum size of a weight file."),
@@ -31,7 +32,9 @@ def command(
 ) -> None:
     """Convert a Hugging Face checkpoint to another design with the same logits; writes nothing if they would change."""
     need("hf", "transformers", "accelerate")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
+    if out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
     if to is not None:
         if design is not None or layout is not None:
@@ -105,6 +108,8 @@ def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         if out.is_dir():
+            for name in LITTER:
+                (out / name).unlink(missing_ok=True)
             out.rmdir()
         scratch.replace(out)
     finally:

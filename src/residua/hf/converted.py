@@ -18,10 +18,11 @@ from transformers import (
 
 from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.cache import memory_of
+from residua.hf.complete import check_converted
 from residua.hf.forward import MASK
 from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
-from residua.hf.storage import SHIM, check_loaded, write_beside, write_card
+from residua.hf.storage import SHIM, write_beside, write_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as Base
@@ -52,11 +53,13 @@ class Converted(Base):
 
     @classmethod
     def from_pretrained(cls, *args: Argument, output_loading_info: bool = False, **kwargs: Argument) -> Model:
-        """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
+        """As in transformers, from safetensors alone; weights that are not whole, or of another design, are refused."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("converted models are loaded from safetensors alone; leave out use_safetensors=False")
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
-        check_loaded(model, info)
+        lenient = bool(kwargs.pop("ignore_mismatched_sizes", False))
+        own = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = super().from_pretrained(*args, **kwargs | own)
+        check_converted(model, info, lenient=lenient)
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from residua.hf.anatomy import Class
 
-
 HOME = "residua.hf.shim"
 """Where another process looks a class up by its name, and it is made there if it has to be."""
 
