@@ -1,5 +1,5 @@
-"""What transformers' own classes of model and generation tests check, on converted models: a package has no tests in it,
-so the checks are written again, and hold for the base too."""
+"""The checks that transformers' classes of model and generation tests make, on converted models: the package comes
+without its tests."""
 
 import copy
 import inspect
@@ -221,8 +221,8 @@ def test_assistant_or_a_clear_refusal(architecture, design):
 def test_caches_have_their_format(architecture, design):
     model = made(architecture, design)
     heads, width = getattr(model.config, "num_key_value_heads", 4), getattr(model.config, "head_dim", None) or 8
-    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=16)):
-        found = model(ids()[:, :5], past_key_values=cache, use_cache=True).past_key_values
+    for empty in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=16)):
+        found = model(ids()[:, :5], past_key_values=empty, use_cache=True).past_key_values
         assert len(found) == len(found.layers) == model.config.num_hidden_layers
         assert found.get_seq_length() == 5
         assert all(layer.keys.shape[:2] == (2, heads) and layer.keys.shape[-1] == width for layer in found.layers)
