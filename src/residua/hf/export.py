@@ -1,5 +1,6 @@
-"""export_onnx(model, file): logits = f(input_ids, attention_mask) as an ONNX graph of plain operators, for any batch and
-length; without a cache.
+"""export_onnx(model, file): logits = f(input_ids, attention_mask) as an ONNX graph of plain operators.
+
+Batch and length are free, and there is no cache.
 
 The kernels of `residua.ops` have no counterpart in ONNX; their definitions, which every kernel is tested against, have.
 """

@@ -37,8 +37,8 @@ def restore(model: Model, *, tokenizer: Tokenizer = None) -> Model:
     bound = max(BOUND, (model.config.identity or {}).get("bound", 0.0))
     if not gap <= bound:
         raise ValueError(
-            f"without its stream, {model.base_model.stream.spec}, this model is another network: max |logit difference| "
-            f"/ rms {gap:.2g}, bound {bound:.2g}; nothing is kept"
+            f"without its stream, {model.base_model.stream.spec}, this model is another network: "
+            f"max |logit difference| / rms {gap:.2g}, bound {bound:.2g}; nothing is kept"
         )
     return plain
 
