@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-10
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
-    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5},
+    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5, "stream_rms": True},
     "bfloat16": {"dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8},
 }
 """What is changed in the toy recipe."""

@@ -60,13 +60,13 @@ class Bill:
     def most(self, layers: range, tp: int) -> int:
         """Bytes that a backward pass needs beside what is kept: gradients of the site that keeps most, and a block that
         is run again."""
-        largest = max(sum(self._saved(site, part) for part in PARTS) for site in self._sites(layers))
-        again = 0
-        if self.checkpointed:
-            again = max(
-                sum(self._saved(site, part) for site in self._plan.block(layer) for part in PARTS) for layer in layers
-            )
-        return (largest + again) // tp
+        sizes = {site: sum(self._saved(site, part) for part in PARTS) for site in self._sites(layers)}
+        if not self.checkpointed:
+            return max(sizes.values()) // tp
+        head = sum(size for site, size in sizes.items() if site.kind == "head")
+        blocks = [[sizes[site] for site in sizes if site.layer == layer and site.kind != "head"] for layer in layers]
+        # what the head kept is gone when the first block runs again
+        return max(head, *(sum(block) + max(block) - head for block in blocks)) // tp
 
     def _saved(self, site: Site, part: str) -> int:
         return self._walk.saved[f"{site.index} {part}"]
