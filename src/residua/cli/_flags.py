@@ -110,7 +110,7 @@ def refuse_output(file: Path | None, *endings: str) -> None:
     if file is None:
         return
     if file.is_dir():
-        raise ValueError(f"{file} is a directory; name a file in it, such as {file / ('out' + endings[0])}")
+        raise ValueError(f"{file} is a directory; --out takes a file, such as {file / ('out' + endings[0])}")
     if file.suffix.lower() not in endings:
         raise ValueError(f"{file} does not end in {' or '.join(endings)}, which is what would be written there")
     if file.name in OWN:

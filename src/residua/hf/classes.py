@@ -8,7 +8,8 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 
 import transformers
 from transformers import AutoConfig, AutoModel
@@ -91,9 +92,19 @@ def model_class(base: Class) -> Class:
     own: tuple[Class, ...] = (Converted, Generating) if base.can_generate() else (Converted,)
     bases: tuple[Class, ...] = (*own, base)
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
-        body["after_input"] = positional(base.forward)
+        body |= {"after_input": positional(base.forward), "forward": _as_in(base)}
         bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
     setattr(transformers, model.__name__, model)  # where `transformers serve` looks for what a config names
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model
+
+
+def _as_in(base: Class) -> Callable[..., Argument]:
+    """The forward of a converted backbone, under the signature of the base's: callers look there for what it takes."""
+
+    @wraps(base.forward)
+    def forward(self: OnStreamBackbone, *args: Argument, **kwargs: Argument) -> Argument:
+        return OnStreamBackbone.forward(self, *args, **kwargs)
+
+    return forward

@@ -15,8 +15,10 @@ from statistics import fmean
 import numpy as np
 
 from residua.lab.common.expect import expect, read_expected
-from residua.lab.common.files import Record, differing, json_digest, read_json
+from residua.lab.common.files import Record, differing, read_json
 from residua.lab.train import TrainConfig, read_metrics
+from residua.lab.train.recipe import digest_of
+from residua.lab.updates import summarise
 
 RESULT = "result.json"
 """Written when a run has finished."""
@@ -26,6 +28,8 @@ DIVERGED = "diverged.json"
 """Of a run that broke by its own numbers: step, site and message. It would break again, so it is not run again."""
 HARDWARE = "hardware.json"
 """Of a run of a comparison: the kinds of hardware that its updates were made on, in order."""
+UPDATES = "updates.json"
+"""Of a run that was taken from its record, which has the lines of the validations only: what the updates come to."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
 _MEANS = dict.fromkeys(ROUTED, (float, None))
 SHAPES: Record = {
@@ -63,8 +67,8 @@ class FinishedRun:
     """As `lab.train.Result` has it."""
     validations: Sequence[Record] = ()
     """The lines of the validations, in order."""
-    batches: Sequence[str] = ()
-    """Checksums of what each update saw."""
+    updates: Record | None = None
+    """What the updates come to, as `lab.updates.summarise` has it."""
     routing: Record | None = None
     settings: Record | None = None
     """The fields of its `TrainConfig`; None where the folder keeps no config.json."""
@@ -79,6 +83,13 @@ class FinishedRun:
         if len(self.hardware) > 1:
             return None
         return self.hardware[0] if self.hardware else ""
+
+    @property
+    def build(self) -> str:
+        """The torch and the kernels that its numbers come from; empty where the folder does not say."""
+        manifest = self.manifest or {}
+        said = [("torch", manifest.get("versions", {}).get("torch")), ("kernels", manifest.get("native"))]
+        return ", ".join(f"{name} {value}" for name, value in said if value)
 
     @property
     def config(self) -> TrainConfig:
@@ -135,6 +146,11 @@ class Series:
         """Every kind of hardware that its seeds ran on."""
         return list(dict.fromkeys(kind for run in self.seeds for kind in run.hardware))
 
+    @property
+    def builds(self) -> list[str]:
+        """Every torch and kernel build that its seeds were made with."""
+        return list(dict.fromkeys(run.build for run in self.seeds if run.build))
+
     def over(self, baseline: Series | None) -> dict[str, float | None]:
         """Speed and memory as multiples of the baseline's; None where one of the two is not known.
 
@@ -178,9 +194,9 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
     return FinishedRun(
         folder=folder,
         seed=seed,
-        result=read_result(folder, None if settings is None else json_digest(settings)[:16]),
+        result=read_result(folder, None if settings is None else digest_of(settings)),
         validations=lines["valid"],
-        batches=[line.get("batch", "") for line in lines["train"]],
+        updates=read_if_there(folder / UPDATES) or summarise(lines["train"]),
         routing=read_if_there(folder / ROUTING),
         settings=settings,
         manifest=read_if_there(folder / "manifest.json"),
@@ -191,12 +207,17 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
 def read_result(folder: Path, digest: str | None = None) -> Record:
     """The result of a run; an error where it is not one, or not of the configuration with this digest."""
     result = read_expected(folder / RESULT, SHAPES[RESULT])
+    check_digest(folder, result, digest)
+    return result
+
+
+def check_digest(folder: Path, result: Record, digest: str | None) -> None:
+    """Refuse a result that says it is of another configuration."""
     if digest is not None and result.get("config") != digest:
         raise ValueError(
             f"{folder / RESULT} is the result of another configuration ({result.get('config')}, and config.json there "
             f"is {digest}); delete {folder} and run it again"
         )
-    return result
 
 
 def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = ()) -> None:
@@ -211,7 +232,7 @@ def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = (
     if found := differing(there, here):
         raise ValueError(f"{folder} holds a run of another plan ({found}); move it away, or give another --out")
     if (folder / RESULT).exists():
-        read_result(folder, json_digest(read_json(folder / "config.json"))[:16])
+        check_digest(folder, read_json(folder / RESULT), digest_of(read_json(folder / "config.json")))
 
 
 def is_done(folder: Path) -> bool:

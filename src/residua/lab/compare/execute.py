@@ -14,13 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from residua.lab.common.expect import read_expected
 from residua.lab.common.files import Listener, Values, contents, read_json, write_json
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
 from residua.lab.compare.pool import Pool, Started
 from residua.lab.compare.work import STOPPED, Work
-from residua.lab.runs import RESULT, check_belongs, divergence, is_done, read_result
+from residua.lab.runs import RESULT, check_belongs, divergence, is_done
 from residua.lab.train.interrupt import ENDING
 
+ENDED = {"loss": float, "bits_per_byte": float}
+"""What is told of a result."""
 PATIENCE = 60.0
 """Seconds that runs have to save when they are asked to end."""
 
@@ -135,7 +138,7 @@ def _ended(job: _Job, pool: Pool, listen: Listener) -> bool:
         listen({"kind": "diverged", "run": name, **broken})
         return True
     if is_done(folder):
-        listen({"kind": "finished", "run": name, **read_result(folder)})
+        listen({"kind": "finished", "run": name, **read_expected(folder / RESULT, ENDED)})
         return True
     told = job.work.ended()
     lost = told is None or told[0] == STOPPED  # nobody here asked it to stop: its machine was wanted for something else
