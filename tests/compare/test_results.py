@@ -9,7 +9,8 @@ import pytest
 
 from residua.lab.common.tables import difference
 from residua.lab.compare import ComparePlan
-from residua.lab.compare.results import choose_rates, collect, reported
+from residua.lab.compare.choice import choose_rates, reported
+from residua.lab.compare.results import collect
 from residua.lab.compare.table import columns, to_csv, to_markdown
 from residua.lab.runs import read_run
 

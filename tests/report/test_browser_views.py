@@ -5,12 +5,15 @@ import re
 from array import array
 
 import pytest
+import torch
 
+from residua.lab.diagnose.inspect import inspect_ids
 from residua.lab.plots.colour import contrast
 from residua.lab.report import gather, inspection, render
 from residua.lab.report.extra import grid_of
 from residua.lab.report.guide import VIEWS
 from residua.lab.train import TrainConfig
+from residua.model import ModelConfig, Transformer
 from tests.report.browser import ATTNRES, MUDD, SHOTS, Opened, is_drawn, overflow, shown
 from tests.report.comparison import inspected, train_run
 from tests.report.test_loops import LAYOUT
@@ -206,3 +209,24 @@ def test_two_models_stand_side_by_side(chromium, tmp_path):
         assert "not run on a prompt" not in page.inner_text("body")
         assert page.locator("#knockouts").count() == 0
         assert overflow(page) <= 0
+
+
+@pytest.mark.parametrize("theme", ["", "light", "dark"])
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_notebook_figures_follow_the_notebook_or_the_system(chromium, tmp_path, system, theme):
+    """On a ground of their own: ink and ground are told apart whatever is around them."""
+    model = Transformer(ModelConfig(vocab=64, width=16, depth=2, heads=2, design="attnres"))
+    seen = inspect_ids(model, torch.arange(8), tokens=list("notebook"))
+    light = {"": "", "light": ' data-jp-theme-light="true"', "dark": ' data-jp-theme-light="false"'}[theme]
+    file = tmp_path / "cell.html"
+    file.write_text(f"<!DOCTYPE html><meta charset='utf-8'><body{light}>{seen._repr_html_()}</body>")
+    with Opened(chromium, file, script=False, color_scheme=system) as opened:
+        page = opened.page
+        ground, ink = page.evaluate(
+            """() => [getComputedStyle(document.querySelector('.residua')).backgroundColor,
+            getComputedStyle(document.querySelector('.residua text.title')).fill]"""
+        )
+        colours = [tuple(int(part) for part in re.findall(r"\d+", each)[:3]) for each in (ground, ink)]
+        assert contrast(*colours) >= 7
+        assert (sum(colours[0]) < 200) == ((theme or system) == "dark")
+        page.screenshot(path=SHOTS / f"notebook-{system}-{theme or 'system'}.png")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from residua.lab.common.files import Listener
-    from residua.lab.compare import ComparePlan
 
 
 def command(
@@ -36,6 +35,10 @@ def command(
         "", help="Learning rates to tune over, such as 1e-3,2e-3,4e-3; on a seed that is not reported."
     ),
     residual_lr_grid: str = typer.Option("", help="The same, for the parameters that the design adds."),
+    until_resolved: float = typer.Option(
+        None, help="Add seeds to all rows until the half width of every interval is at most this."
+    ),
+    most_seeds: int = typer.Option(12, help="With --until-resolved: the most seeds of a row."),
     threads: int = typer.Option(1, help="Threads per run."),
     settings: list[str] = typer.Option(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
@@ -47,15 +50,23 @@ def command(
     on: str = typer.Option(
         "local", "--on", help="local, slurm or ray, with options such as slurm:partition=gpu,minutes=720,gpus=1."
     ),
+    records: Path = typer.Option(
+        None, "--records", help="Directory of run records: those there are not trained again, new ones are added."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
+    timed: bool = typer.Option(
+        False, "--timed", help="With --dry-run: time a few updates of every row here, and print the processor hours."
+    ),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
+    from residua.lab.compare.foreseen import foreseen, in_lines
     from residua.lab.compare.recipes import find_plan
     from residua.lab.compare.table import show
+    from residua.lab.compare.until import Until
     from residua.lab.compare.verdict import lines, verdict
     from residua.lab.data import check_data
 
@@ -80,15 +91,21 @@ def command(
         chosen = ComparePlan.from_json(
             given | {"seeds": list(range(3 if seeds is None else seeds)), "match": match, "threads": threads}
         )
+    if until_resolved is not None:
+        chosen = replace(chosen, until=Until(half_width=until_resolved, most_seeds=most_seeds))
     if dry_run:
         first = chosen.config(chosen.variants()[0], chosen.seeds[0])
         check_data(first.corpus, first.tokenizer)
-        found = _foreseen(chosen)
-        typer.echo(json.dumps(found, indent=2) if as_json else _announced(found))
+        found = foreseen(chosen, tell if timed else None)
+        typer.echo(json.dumps(found, indent=2) if as_json else in_lines(found))
         return
+    if timed:
+        raise ValueError("--timed goes with --dry-run")
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, on=on, force=force, command=typed(), on_event=listen)
+            results = compare(
+                chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen
+            )
     except KeyboardInterrupt:
         tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
@@ -96,7 +113,8 @@ def command(
     if report:
         from residua.lab.report import write
 
-        page = write(out, read=results.series)
+        # records hold no weights: a page that shall come out the same without them does not look at any
+        page = write(out, read=results.series, checkpoints=records is None)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
@@ -133,44 +151,6 @@ def _setting(text: str) -> tuple[str, object]:
         return key, known.kind(value)
     except ValueError:
         raise ValueError(f"--set {text}: {key} takes a {known.describe()}") from None
-
-
-def _foreseen(plan: ComparePlan) -> Values:
-    """What would run, from the plan alone."""
-    rows = []
-    for variant in plan.variants():
-        config = plan.config(variant, plan.seeds[0])
-        rows.append(
-            {
-                "label": variant.label,
-                "mlp_width": config.model(256).hidden,
-                "steps": config.steps,
-                "tokens_per_step": config.tokens_per_step,
-            }
-        )
-    return {
-        "plan": plan.to_json(),
-        "digest": plan.digest,
-        "baseline": plan.compared_with,
-        "tuning_runs": len(plan.tuning()),
-        "reported_runs": len(rows) * len(plan.seeds),
-        "rows": rows,
-    }
-
-
-def _announced(found: Values) -> str:
-    from residua.lab.common.tables import count
-
-    seeds = len(found["plan"]["seeds"])
-    lines = [
-        f"{count(len(found['rows']), 'row')} x {count(seeds, 'seed')}, baseline {found['baseline']}",
-        f"{count(found['tuning_runs'], 'tuning run')}, then {count(found['reported_runs'], 'reported run')}",
-    ]
-    lines += [
-        f"  {row['label']:<36} mlp_width {row['mlp_width']}, {row['steps']} steps of {row['tokens_per_step']} tokens"
-        for row in found["rows"]
-    ]
-    return "\n".join(lines)
 
 
 def _display() -> _Plain:

@@ -25,6 +25,9 @@ def command(
     revision: str = typer.Option(None, help="Branch, tag or commit on the hub."),
     seed: int = typer.Option(0, help="Random seed of the new parameters."),
     check: bool = typer.Option(True, help="Check before saving that the logits equal the base model's."),
+    to: str = typer.Option(
+        None, "--to", help="Of a converted model: standard (its base, where the design does nothing) or onnx."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Convert a Hugging Face checkpoint to another design with the same logits; writes nothing if they would change."""
@@ -33,6 +36,11 @@ def command(
         raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
     if out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
+    if to is not None:
+        if design is not None or layout is not None:
+            raise ValueError("--to takes a design out of a converted model; drop --design and --layout")
+        _out_of(model, to, out, shard, dtype, as_json)
+        return
     from residua.hf.convert import convert
     from residua.hf.official import is_official, load_official
     from residua.hf.storage import load_tokenizer
@@ -66,6 +74,29 @@ def command(
         "identity": found.config.identity,
     }
     show(report, as_json, lambda _: typer.echo(f"saved to {out}: {added:,} parameters added, {stream.spec}"))
+
+
+def _out_of(source: str, to: str, out: Path, shard: str, dtype: str, as_json: bool) -> None:
+    """Take a converted model to a form that needs no residua."""
+    from transformers import AutoModelForCausalLM
+
+    from residua.hf.export import export_onnx
+    from residua.hf.restore import restore
+    from residua.hf.storage import load_config, load_tokenizer
+
+    if to not in ("standard", "onnx"):
+        raise ValueError(f"--to must be standard or onnx, not {to!r}")
+    load_config(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    tokenizer = load_tokenizer(source)
+    if to == "standard":
+        _save(restore(model, tokenizer=tokenizer), tokenizer, out, shard)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        export_onnx(model, out / "model.onnx")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(out)
+    show({"out": str(out), "from": source, "to": to}, as_json, lambda _: typer.echo(f"saved to {out}: {to}"))
 
 
 def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:

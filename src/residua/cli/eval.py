@@ -15,7 +15,7 @@ from residua.lab.common.files import Values
 
 def command(
     model: Path = typer.Argument(..., help="Run directory of train or finetune, or a Hugging Face model directory."),
-    corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."),
+    corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."),
     context: int = typer.Option(256, help="Tokens per window."),
     windows: int = typer.Option(0, help="Number of evenly spaced windows; 0: the whole validation split."),
     batch: int = typer.Option(8, help="Windows per forward pass."),

@@ -194,7 +194,8 @@ def memory_of(cache: HFCache) -> Kept:
         cache.layers.append(cache.layer_class_to_replicate())
     first: Argument = cache.layers[0]
     if not isinstance(first, Carrying):
-        first.__class__ = _carrying(type(first))
+        kind: Class = type(first)
+        first.__class__ = _carrying(kind)
         first.kept = Kept(first.is_compileable)
     kept: Kept = first.kept
     kept.recording = first.record_past

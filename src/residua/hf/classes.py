@@ -8,7 +8,8 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 
 import transformers
 from transformers import AutoConfig, AutoModel
@@ -85,15 +86,32 @@ def model_class(base: Class) -> Class:
         "__doc__": f"`{base.__name__}` on a residual stream of residua.",
         "converted": staticmethod(model_class),
         "_can_record_outputs": recorded,
+        # transformers reads the source of a class's module for these; that of the base says it
+        "_can_set_attn_implementation_cached_value": base._can_set_attn_implementation(),
+        "_can_set_experts_implementation_cached_value": base._can_set_experts_implementation(),
         "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
         "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
     }
-    own: tuple[Class, ...] = (Converted, Generating) if base.can_generate() else (Converted,)
+    own: tuple[Class, ...] = (Converted,)
+    if base.can_generate():
+        own = (Converted, Generating)
+        method = Generating.prepare_inputs_for_generation
+        body[method.__name__] = _as(method, base.prepare_inputs_for_generation)
     bases: tuple[Class, ...] = (*own, base)
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
-        body["after_input"] = positional(base.forward)
+        body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
         bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
     setattr(transformers, model.__name__, model)  # where `transformers serve` looks for what a config names
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model
+
+
+def _as(method: Callable[..., Argument], theirs: Callable[..., Argument]) -> Callable[..., Argument]:
+    """A method under the signature of the base's: transformers looks there for what a model takes."""
+
+    @wraps(theirs)
+    def signed(self: Class, *args: Argument, **kwargs: Argument) -> Argument:
+        return method(self, *args, **kwargs)
+
+    return signed

@@ -40,7 +40,7 @@ class Named:
 
     def __reduce_ex__(self, protocol: Argument) -> tuple[Argument, ...]:
         mixin, base = type(self).__bases__
-        return (_blank, (base, mixin), *super().__reduce_ex__(protocol)[2:])  # type: ignore[misc]
+        return (_blank, (base, mixin), *super().__reduce_ex__(protocol)[2:])
 
 
 class Tap(nn.Module):

@@ -51,4 +51,4 @@ def adapt(constants: ModuleType) -> None:
 def allow(auto: ModuleType) -> None:
     """Let peft's AutoPeftModel look up the classes of converted models in this package, which is imported already."""
     known = auto.get_default_import_allowlist
-    auto.get_default_import_allowlist = lambda: [*known(), __name__.partition(".")[0]]
+    vars(auto)["get_default_import_allowlist"] = lambda: [*known(), __name__.partition(".")[0]]

@@ -14,7 +14,7 @@ def find(base_type: str, name: str) -> Class:
 
 
 def __getattr__(name: str) -> Class:
-    """A class that was made in this process, or the converted form of the class of transformers that it is named for."""
+    """A class that was made in this process, or the converted form of transformers' class that it is named for."""
     from residua.hf import classes, made
 
     if hasattr(made, name):

@@ -24,7 +24,9 @@ from residua.lab.finetune_config import FinetuneConfig as FinetuneConfig
 from residua.lab.train import Result, train
 from residua.lab.train.diverge import Diverged, explain_parameters, finite
 from residua.lab.train.folder import Resume
+from residua.lab.train.ranks import launched
 from residua.lab.train.reproducible import device_of
+from residua.lab.train.run import ONE_PROCESS
 from residua.lab.train.sampler import Batch, Tokens
 from residua.lab.train.subject import Subject
 from residua.stream import Stream
@@ -40,6 +42,8 @@ def finetune(
     on_event: Listener | None = None,
 ) -> Result:
     """Fine-tune in directory `out`, or go on from what is there. Arguments and errors are those of `train`."""
+    if launched() > 1:
+        raise ValueError(ONE_PROCESS)
     load_config(config.checkpoint)  # a wrong name is said before a corpus is read
     if Path(config.checkpoint).is_dir():
         check_weights(Path(config.checkpoint))

@@ -15,10 +15,11 @@ from statistics import fmean
 import numpy as np
 
 from residua.lab.common.expect import expect, read_expected
-from residua.lab.common.files import Record, differing, json_digest, read_json
+from residua.lab.common.files import Record, differing, read_json
 from residua.lab.finetune_config import FinetuneConfig
 from residua.lab.train import TrainConfig, read_metrics
-from residua.lab.train.recipe import Recipe
+from residua.lab.train.recipe import Recipe, digest_of
+from residua.lab.updates import summarise
 
 RESULT = "result.json"
 """Written when a run has finished."""
@@ -28,6 +29,8 @@ DIVERGED = "diverged.json"
 """Of a run that broke by its own numbers: step, site and message. It would break again, so it is not run again."""
 HARDWARE = "hardware.json"
 """Of a run of a comparison: the kinds of hardware that its updates were made on, in order."""
+UPDATES = "updates.json"
+"""Of a run that was taken from its record, which has the lines of the validations only: what the updates come to."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
 _MEANS = dict.fromkeys(ROUTED, (float, None))
 SHAPES: Record = {
@@ -65,8 +68,8 @@ class FinishedRun:
     """As `lab.train.Result` has it."""
     validations: Sequence[Record] = ()
     """The lines of the validations, in order."""
-    batches: Sequence[str] = ()
-    """Checksums of what each update saw."""
+    updates: Record | None = None
+    """What the updates come to, as `lab.updates.summarise` has it."""
     routing: Record | None = None
     settings: Record | None = None
     """The fields of its `TrainConfig`; None where the folder keeps no config.json."""
@@ -81,6 +84,13 @@ class FinishedRun:
         if len(self.hardware) > 1:
             return None
         return self.hardware[0] if self.hardware else ""
+
+    @property
+    def build(self) -> str:
+        """The torch and the kernels that its numbers come from; empty where the folder does not say."""
+        manifest = self.manifest or {}
+        said = [("torch", manifest.get("versions", {}).get("torch")), ("kernels", manifest.get("native"))]
+        return ", ".join(f"{name} {value}" for name, value in said if value)
 
     @property
     def finetuned(self) -> bool:
@@ -149,6 +159,11 @@ class Series:
         """Every kind of hardware that its seeds ran on."""
         return list(dict.fromkeys(kind for run in self.seeds for kind in run.hardware))
 
+    @property
+    def builds(self) -> list[str]:
+        """Every torch and kernel build that its seeds were made with."""
+        return list(dict.fromkeys(run.build for run in self.seeds if run.build))
+
     def over(self, baseline: Series | None) -> dict[str, float | None]:
         """Speed and memory as multiples of the baseline's; None where one of the two is not known.
 
@@ -202,9 +217,9 @@ def read_run(folder: Path, seed: int, config: TrainConfig | None = None, chosen:
     return FinishedRun(
         folder=folder,
         seed=seed,
-        result=read_result(folder, None if settings is None else json_digest(settings)[:16]),
+        result=read_result(folder, None if settings is None else digest_of(settings)),
         validations=lines["valid"],
-        batches=[line.get("batch", "") for line in lines["train"]],
+        updates=read_if_there(folder / UPDATES) or summarise(lines["train"]),
         routing=_routing(folder),
         settings=settings,
         manifest=read_if_there(folder / "manifest.json"),
@@ -245,7 +260,7 @@ def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = (
     settings = read_json(folder / "config.json")
     check_settings(folder, settings, config, chosen)
     if (folder / RESULT).exists():
-        check_digest(folder, read_json(folder / RESULT), json_digest(settings)[:16])
+        check_digest(folder, read_json(folder / RESULT), digest_of(settings))
 
 
 def check_settings(folder: Path, settings: Record, config: TrainConfig, chosen: Collection[str] = ()) -> None:

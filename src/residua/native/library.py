@@ -105,6 +105,12 @@ def status() -> dict[str, str | None]:
     return {"binary": place, "instructions": INSTRUCTIONS[found.residua_instructions()], "reason": None}
 
 
+def identity() -> str | None:
+    """Which kernels run, in a word: the hash of their sources and the instructions they use; None where none do."""
+    found = _load()[0]
+    return None if found is None else f"{build.fingerprint()[:8]} {status()['instructions']}"
+
+
 def entry(name: str, *types: type) -> Callable[..., int]:
     """An entry point with its argument types set; `check` its answer."""
     found = getattr(library(), name)

@@ -12,18 +12,27 @@ from residua.lab.runs import RESULT, Series, divergence, is_done, read_if_there,
 from residua.lab.train import TrainConfig
 from residua.lab.train.recipe import Recipe
 
+LOOKS = "looks.json"
+"""Of a comparison that adds seeds: how many its rows have."""
+
 
 def read_series(*outs: Path | str) -> list[Series]:
     """The series of a comparison, or of one or several runs; at least one has a finished seed."""
     folders = [Path(out) for out in outs]
     if len(folders) == 1 and (folders[0] / PLAN).exists():
-        planned = of_comparison(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0])
+        planned = of_comparison(_grown(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0]), folders[0])
     else:
         planned = _alone(folders)
     if not any(each.seeds for each in planned):
         named = ", ".join(map(str, folders))
         raise ValueError(f"{named} holds no finished run; run the same command again to finish it")
     return planned
+
+
+def _grown(plan: ComparePlan, out: Path) -> ComparePlan:
+    """The plan at the last look that was taken in `out`."""
+    taken = (read_if_there(out / LOOKS) or {"seeds": len(plan.seeds)})["seeds"]
+    return next(look for look in plan.looks() if len(look.seeds) == taken)
 
 
 def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:

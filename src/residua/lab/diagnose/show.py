@@ -14,6 +14,7 @@ from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import html_table
 from residua.lab.diagnose.table import routing_cells
 from residua.lab.plots import svg
+from residua.lab.plots.notebook import piece
 
 
 def routing_html(summary: Record) -> str:
@@ -70,11 +71,6 @@ def ablation_html(design: str, loss: float, change: Mapping[str, Mapping[str, fl
         return piece(said, "<p>no site mixes sources</p>")
     heading = "change of the loss: rows read without the column"
     return piece(said, svg.heat(list(change), sources, cells, heading, signed=True, heading=heading, digits=3))
-
-
-def piece(*parts: str) -> str:
-    """One element with the style of the figures, whose variables stay inside it."""
-    return f'<div class="residua"><style>{svg.STYLE.replace(":root", ".residua")}</style>{"".join(parts)}</div>'
 
 
 def weight_grid(sites: Sequence[Record], means: Mapping[str, Sequence[float | None]], *, signed: bool) -> Values:

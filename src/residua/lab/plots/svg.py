@@ -160,7 +160,7 @@ def heat(
         x, y = margin + (column + 0.5) * wide + 4, above - 6
         label = escape(clipped(columns[column]))
         parts.append(f'<text class="tick" transform="translate({x:.1f} {y:.1f})rotate(-60)">{label}</text>')
-    width = max(margin + wide * len(columns) + 30, 7.6 * len(heading))
+    width = max(margin + wide * len(columns) + 30, 8.4 * len(heading))
     return framed(width, above + high * len(rows) + 6, parts, title)
 
 

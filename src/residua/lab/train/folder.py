@@ -134,7 +134,7 @@ def execution(found: Record) -> str:
 
 def machine(device: torch.device) -> Values:
     """Versions and hardware: what a result depends on beside the config and the data."""
-    from residua import native
+    from residua.native import library
     from residua.ops import _backend
 
     return {
@@ -145,5 +145,5 @@ def machine(device: torch.device) -> Values:
         "threads": torch.get_num_threads(),
         "backend": _backend.choice(),
         "kernels": _backend.kernels(),
-        "native": native.status()["instructions"] or "none",
+        "native": library.identity() or "none",
     }

@@ -42,7 +42,7 @@ class Field(NamedTuple):
 class Recipe:
     """Data and updates. Two runs of one recipe on one model are the same run."""
 
-    corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
+    corpus: Annotated[str, "pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
     tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"
 
     steps: Annotated[int, "Training steps."] = 500
@@ -130,7 +130,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """A short name of everything here: equal configs have equal digests."""
-        return json_digest(self.to_json())[:16]
+        return digest_of(self.to_json())
 
     def to_json(self) -> Values:
         """Plain values."""
@@ -143,6 +143,16 @@ class Recipe:
         if unknown:
             raise ValueError(f"unknown training fields: {', '.join(sorted(map(str, unknown)))}")
         return cls(**values)
+
+
+LATER: Record = {}
+"""Fields that came after runs were first kept as records, with their defaults: at these they are no part of the digest,
+so that a record of before is still that of the same run."""
+
+
+def digest_of(settings: Record) -> str:
+    """The digest of a config, from its plain values."""
+    return json_digest({key: value for key, value in settings.items() if key not in LATER or value != LATER[key]})[:16]
 
 
 _LEAST: Mapping[str, float] = {

@@ -24,10 +24,17 @@ from residua.lab.train.sampler import Tokens
 from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
 from residua.model import ModelConfig, Transformer
-from residua.scale.layout import Parallel, choose
+from residua.scale.layout import Parallel, Pipes, choose
 
 if TYPE_CHECKING:
     from residua.lab.train.sharded import Saver
+
+
+ONE_PROCESS = (
+    "a Hugging Face model is fine-tuned on one process here: start it without torchrun and --parallel, or use "
+    "transformers' Trainer under torchrun, which takes converted models as they are (docs/scale.md)"
+)
+"""Why what is no model of our own is refused on several ranks."""
 
 
 def train(
@@ -40,6 +47,8 @@ def train(
     track: Sequence[str] = (),
     on_event: Listener | None = None,
     parallel: str | None = None,
+    pipes: Pipes | None = None,
+    offload: bool = False,
 ) -> Result:
     """Train in directory `out`, or go on from what is there; the result, at once if it is there already.
 
@@ -51,6 +60,8 @@ def train(
               valid, saved, done) and a `step`. Of several ranks, on rank 0 alone.
     parallel: of a run that `torchrun` started, how its processes share the work: `dp=2,fsdp=4`, or `auto`. The network,
               its start and the batches are the same whatever it says; the last bits of sums are not.
+    pipes:    of `pp` in it, the schedule, the micro-batches of a step and the stages on a rank.
+    offload:  of `fsdp` in it: pieces, their gradients and what the optimizer remembers stay in the host's memory.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
@@ -61,13 +72,17 @@ def train(
         return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
 
     if launched() == 1 and parallel is None:
+        pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     if not isinstance(config, TrainConfig) or subject is not None:
-        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
-    return _together(config, parallel, on)
+        raise ValueError(ONE_PROCESS)
+    return _together(config, parallel, pipes, offload, on)
 
 
-def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], Result]) -> Result:
+def _together(
+    config: TrainConfig, parallel: str | None, pipes: Pipes | None, offload: bool, on: Callable[[Ranks], Result]
+) -> Result:
     """A run on the ranks that `torchrun` started, or on one process with a layout of one."""
     if parallel is None:
         raise ValueError(
@@ -76,14 +91,19 @@ def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], R
         )
     device = device_of(config)
 
+    settled: list[Pipes] = []
+
     def layout(size: int) -> tuple[Parallel, str]:
         if parallel == "auto":
-            return choose(config.model(2), size, memory_of(device, size), rows=config.batch, context=config.context)
-        asked = Parallel.parse(parallel)
-        asked.check(config.model(2), size, batch=config.batch, context=config.context)
-        if asked.pp > 1:
-            raise ValueError(f"parallel {asked}: residua train has no pipelines; use residua.scale.pipeline")
-        return asked, ""
+            found, why = choose(
+                config.model(2), size, memory_of(device, size), rows=config.batch, context=config.context
+            )
+        else:
+            found, why = Parallel.parse(parallel), ""
+            found.check(config.model(2), size, batch=config.batch, context=config.context)
+        settled.append(pipes_of(config, found, pipes))
+        _check_offload(found, offload)
+        return found, why
 
     if launched() == 1:
         if parallel != "auto" and Parallel.parse(parallel).ranks > 1:
@@ -92,10 +112,31 @@ def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], R
                 f"parallel {parallel} takes {count} processes; start them with torchrun --nproc-per-node {count} "
                 "-m residua train ..."
             )
+        pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     with joined(layout, device) as ranks:
-        ranks.check_same(identity(config.to_json(), ranks.parallel))
+        (ranks.pipes,), ranks.offload = settled, offload
+        ranks.check_same(identity(config.to_json(), ranks))
         return on(ranks)
+
+
+def _check_offload(parallel: Parallel, offload: bool) -> None:
+    if offload and (parallel.fsdp == 1 or parallel.pp > 1):
+        raise ValueError(f"parallel {parallel}: offload keeps the pieces of fsdp on the host, and goes with no stages")
+
+
+def pipes_of(config: Recipe, parallel: Parallel, pipes: Pipes | None) -> Pipes:
+    """How a step of this run goes through the stages of a layout: all that is in it, on one copy, in one go."""
+    if parallel.pp == 1:
+        if pipes is not None:
+            raise ValueError(f"parallel {parallel} has no stages: a pipeline's schedule and micro-batches need pp=N")
+        return Pipes()
+    from residua.scale.schedules import settled
+
+    assert isinstance(config, TrainConfig)  # only models of our own have stages
+    rows = config.batch * config.accumulate // parallel.copies
+    return settled(config.model(2), parallel.pp, pipes or Pipes(), rows)
 
 
 def _train(
@@ -147,7 +188,7 @@ def _train(
         if ranks.first:
             before = folder.start(
                 config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump()),
-                None if ranks.alone else {"processes": ranks.size, "parallel": str(ranks.parallel)},
+                None if ranks.alone else ranks.laid(),
             )  # fmt: skip
         ranks.from_first(lambda: True)  # the folder is there
 
@@ -235,7 +276,7 @@ class _Run:
     def _begin(self) -> None:
         """Take up the newest checkpoint, or validate the untrained model."""
         damaged, found = self._take_up()
-        sizes = self.trainer.optimizers.sizes
+        sizes = self.trainer.subject.sizes()
         layout = {} if self.ranks.alone else {"ranks": self.ranks.size, "parallel": str(self.ranks.parallel)}
         self.tell(
             {
@@ -252,7 +293,7 @@ class _Run:
             }
         )
         if self.before is not None and found:
-            now = {"processes": self.ranks.size, "parallel": str(self.ranks.parallel)}
+            now = self.ranks.laid()
             self.tell({"kind": "relaid", "step": self.trainer.step, "before": dict(self.before), "now": now})
         if found and self.ranks.first and len(made := self.folder.made_by()) > 1:
             text = f"resumed with {made[-1]}; it began with {made[0]}"
@@ -333,7 +374,7 @@ class _Run:
 
     def _result(self) -> Result:
         trainer, config = self.trainer, self.config
-        valid, sizes, meter = trainer.valid, trainer.optimizers.sizes, trainer.meter
+        valid, sizes, meter = trainer.valid, trainer.subject.sizes(), trainer.meter
         return Result(
             design=trainer.subject.design,
             config=config.digest,
