@@ -4,6 +4,8 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -217,3 +219,18 @@ def test_result_of_another_config_is_refused_by_name(tmp_path):
     result.with_name("config.json").unlink()
     with pytest.raises(ValueError, match=r"seed1 has a result and no config\.json"):
         run(Fake(), tmp_path)
+
+
+@pytest.mark.parametrize("how", ["ended", "killed"])
+def test_process_that_is_over_leaves_no_pipe(tmp_path, monkeypatch, how):
+    """Hundreds of runs from one command: each one's pipe is closed with it."""
+    popen, program = subprocess.Popen, ["true"] if how == "ended" else ["sleep", "60"]
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **options: popen(program, **options))
+    started = Local().start(Work(tmp_path / "job.json", tmp_path / "run"))
+    if how == "killed":
+        assert started.running()
+        started.kill()
+    deadline = time.monotonic() + 60
+    while started.running() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert started.process.stdin.closed

@@ -75,7 +75,10 @@ class _Process:
             )  # fmt: skip
 
     def running(self) -> bool:
-        return self.process.poll() is None
+        if self.process.poll() is None:
+            return True
+        self._let_go()
+        return False
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -83,6 +86,12 @@ class _Process:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close our end of the pipe: a long comparison would run out of descriptors."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 class Local(Pool):
