@@ -51,9 +51,9 @@ def test_routing_of_a_model_without_a_deep_third_is_half_there():
 
 
 def test_one_seed_is_one_seed():
-    one = DEMO | {"plan": DEMO["plan"] | {"seeds": [0]}}
+    one = DEMO | {"rows": [row | {"loss": row["loss"] | {"seeds": 1}} for row in DEMO["rows"]]}
     assert "over 1 seed." in table.legend(one)
-    assert "over 3 seeds." in table.legend(DEMO)
+    assert f"over {DEMO['rows'][0]['loss']['seeds']} seeds." in table.legend(DEMO)
 
 
 def test_dry_run_of_a_comparison_is_json(tmp_path):

@@ -46,7 +46,7 @@ SETTINGS = [
     (TRAIN + "--min-lr-share 2", "min_lr_share must be from 0 to below 1"),
     (TRAIN + "--decay-share 0.2", "decay_share has no effect with schedule=cosine"),
     (TRAIN + "--schedule wsd --warmup-share 0.9 --decay-share 0.9", "add up to more than 1"),
-    (TRAIN + "--schedule linear", "schedule takes cosine|wsd"),
+    (TRAIN + "--schedule linear", "--schedule linear: cosine or wsd"),
     (TRAIN + "--optimizer sgd", "optimizer takes adamw|muon"),
     (TRAIN + "--dtype float16", "dtype takes float32|bfloat16"),
     (TRAIN + "--device tpu", "device takes auto|cpu|cuda"),

@@ -46,8 +46,8 @@ def check(plan: ComparePlan) -> None:
         design(parse(spec)[0])  # a misspelt one says so before anything is made of it
     for key, values in (("seeds", plan.seeds), ("tune.seeds", plan.tune.seeds)):
         for seed in values:
-            if type(seed) is not int or seed < 0:
-                raise ValueError(f"{key} are whole numbers from 0 on, not {seed!r}")
+            if type(seed) is not int or not 0 <= seed < 2**63:
+                raise ValueError(f"{key} are whole numbers from 0 on, below 2**63, not {seed!r}")
     if plan.match not in get_args(Match):
         raise ValueError(f"match is {', '.join(get_args(Match))}, not {plan.match!r}")
     if type(plan.threads) is not int or plan.threads < 1:

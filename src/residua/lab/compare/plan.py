@@ -109,12 +109,7 @@ class ComparePlan:
                 clash = [variant.label for variant in variants if variant.slug == slug]
                 raise ValueError(f"two rows would share the folder {slug}: {' and '.join(clash)}; drop or rename one")
         for variant in variants:  # builds every model without memory: a wrong design or size says so here
-            for seed in self.seeds:
-                self.config(variant, seed)
-        folders = [run.folder for run in self.tuning()]  # makes every config of a tuning run, too
-        for folder in folders:
-            if folders.count(folder) > 1:
-                raise ValueError(f"two tuning runs would share the folder {folder}: rates differ by less than is shown")
+            self.config(variant, self.seeds[0])
 
     def looks(self) -> list[ComparePlan]:
         """The plan at every look that it may take: itself, or with more and more seeds, none of them a tuning seed."""

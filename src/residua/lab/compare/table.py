@@ -56,8 +56,7 @@ def legend(results: Record) -> str:
     match = results["plan"]["match"]
     matched = match if match != "none" else "nothing; see params"
     chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
-    counts = sorted({row["loss"]["seeds"] for row in results["rows"]})
-    seeds = count(counts[0], "seed") if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
+    seeds = _seeds(results)
     judged = results.get("statistics")  # results of earlier versions were judged row by row
     level = "95 %" if judged is None else f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
     why = "the interval contains zero"
@@ -118,6 +117,8 @@ def show(results: Record) -> None:
             break
         if cells.pop(title, None) is not None:
             dropped.append(title)
+    if _width(cells, results["rows"]) > width:
+        cells["val loss"] = lambda row: f"{row['loss']['mean']:.4f}"
     rows = [[cell(row) for cell in cells.values()] for row in results["rows"]]
     below = (legend(results) if not dropped else _legend_of(results, cells, dropped)).split("\n")
     print_table(list(cells), rows, below, results["notes"])
@@ -128,16 +129,22 @@ SPARED = ("perplexity", "equal time", "eff n", "collapsed", "hardware", "entropy
 """What a narrow terminal does without, first to last."""
 
 
+def _seeds(results: Record) -> str:
+    """How many seeds the rows have."""
+    counts = sorted({row["loss"]["seeds"] for row in results["rows"]})
+    return count(counts[0], "seed") if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
+
+
 def _width(cells: Mapping[str, Callable[[Record], str]], rows: Sequence[Record]) -> int:
-    """Columns that the table takes on a terminal, with two between any two and one at each end."""
-    return 2 + sum(2 + max(len(title), *(len(cell(row)) for row in rows)) for title, cell in cells.items())
+    """Columns that the table takes on a terminal, with three between any two and one at each end."""
+    return sum(3 + max(len(title), *(len(cell(row)) for row in rows)) for title, cell in cells.items())
 
 
 def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[str]) -> str:
     """The legend of the columns that are shown, a sentence each."""
     match = results["plan"]["match"]
     said = {
-        "val loss": f"val loss: nats per token, mean +- deviation over {count(len(results['plan']['seeds']), 'seed')}",
+        "val loss": f"val loss: nats per token, mean +- deviation over {_seeds(results)}",
         "vs baseline": "vs baseline: mean paired difference with its 95 % t interval; n.s.: the interval holds zero",
         "equal time": "equal time: loss when the fastest row was done",
         "speed": "speed: tokens per CPU second over the baseline's, rough",

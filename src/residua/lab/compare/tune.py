@@ -49,6 +49,8 @@ class Tune:
                     raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
             if len(set(rates)) < len(rates):
                 raise ValueError(f"tune.{key} names a rate twice")
+            if len({f"{rate:g}" for rate in rates}) < len(rates):
+                raise ValueError(f"two rates of tune.{key} differ by less than is shown, and would share the folder")
         if self.residual_lr and not self.lr:
             raise ValueError("tune.residual_lr needs tune.lr: rates are tuned together")
         if self.carry not in EXPONENTS:

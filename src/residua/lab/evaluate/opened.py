@@ -81,7 +81,7 @@ def open_model(path: Path | str) -> Opened:
     if (folder / "manifest.json").is_file() and not (inner / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds a run without a checkpoint; train there first")
     if not any((place / "config.json").is_file() for place in (inner, folder)):
-        raise FileNotFoundError(f"{folder} holds neither a run nor a model: it has no config.json")
+        raise ValueError(f"{folder} holds neither a run nor a model: it has no config.json")
     return _hugging_face(inner if (inner / "config.json").is_file() else folder, folder)
 
 
