@@ -1,7 +1,7 @@
 """A wheel carries the kernels compiled if there is a C compiler; without one it is pure Python, and works.
 
 The tag is py3-none-<platform>: the library knows neither Python's interface nor torch's. It also carries copies of the
-result files that `residua advise` cites; `results/` is the only place where they are kept.
+result files that `residua advise` cites and of the plans in `recipes/`, which are kept in those two places alone.
 """
 
 import functools
@@ -51,26 +51,27 @@ class Kernels(Distribution):
 
 
 class BuildWhole(build_py):
-    """Python files, the library and the cited results; an editable install builds the library on first use, and reads
-    the results where they are."""
+    """Python files, the library, the cited results and the plans; an editable install builds the library on first use,
+    and reads the others where they are."""
 
     def run(self):
         super().run()
         if self.editable_mode:
             return
-        copy_results(Path(self.build_lib, "residua", "lab", "advise", "results"))
+        copy_files("results", CITED, Path(self.build_lib, "residua", "lab", "advise", "results"))
+        copy_files("recipes", ("*.toml",), Path(self.build_lib, "residua", "lab", "compare", "recipes"))
         if can_compile():
             build = builder()
             build.compile_to(Path(self.build_lib, *NATIVE.parts[1:], build.SHIPPED).absolute(), build.compiler())
 
 
-def copy_results(folder):
-    """The cited files, under their own names; a tree without them cannot make a whole wheel."""
-    found = sorted(file for pattern in CITED for file in Path("results").glob(pattern))
+def copy_files(source, patterns, folder):
+    """Files of the repository, under their own names; a tree without them cannot make a whole wheel."""
+    found = sorted(file for pattern in patterns for file in Path(source).glob(pattern))
     if not found:
-        raise SystemExit("residua: results/ holds no result files; build from a checkout or from an sdist")
+        raise SystemExit(f"residua: {source}/ holds no files to ship; build from a checkout or from an sdist")
     for file in found:
-        copy = folder / file.relative_to("results")
+        copy = folder / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
 

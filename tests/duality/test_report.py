@@ -160,3 +160,12 @@ def test_page_shows_what_the_results_file_says():
     page = (ROOT / "docs" / "duality.md").read_text()
     assert as_markdown(report) in page
     assert report["command"] in page
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 5])
+def test_conditions_are_seen_in_shallow_models_too(depth):
+    """A mask that is no other one in so short a stack is not tried; every other break is seen."""
+    rows = list(checks.conditions(duality.random_subject(0, width=16, depth=depth)))
+    assert [row.what for row in rows if not row.passed] == []
+    masks = {row.what for row in rows} & set(checks.MASKS)
+    assert masks == (set() if depth == 1 else set(checks.MASKS))

@@ -232,8 +232,11 @@ def test_numbers_have_six_digits_and_are_finite(out):
 
 
 def test_run_alone_is_one_series(tmp_path):
-    write(tmp_path / "config.json", TrainConfig(design="delta:blocks=2", depth=2).to_json())
+    config = TrainConfig(design="delta:blocks=2", depth=2)
+    write(tmp_path / "config.json", config.to_json())
     write_run(tmp_path, STANDARD[0])
+    result = json.loads((tmp_path / "result.json").read_text())
+    write(tmp_path / "result.json", result | {"config": config.digest})
     (tmp_path / "routing.json").unlink()
     data = figures.collect(read_series(tmp_path))
     assert data["labels"] == {"delta-blocks-2": "delta:blocks=2"}

@@ -57,3 +57,22 @@ def test_whole_checkpoint_converts(plain, tmp_path):
     said = residua("convert", str(plain), "-d", "delta", "--out", str(tmp_path / "out"), "--json")
     assert said.code == 0, said.err
     assert json.loads(said.out)["identity"]["max_gap"] == 0
+
+
+def test_report_of_a_fine_tuning_run(plain, tmp_path, monkeypatch):
+    """Curves and commands; its reads are for `residua inspect`."""
+    monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
+    material.make_text(tmp_path / "corpus")
+    folder = tmp_path / "larger"
+    base("llama", vocab_size=300).save_pretrained(folder)
+    run = tmp_path / "run"
+    said = residua("finetune", str(folder), "--design", "delta", "--corpus", f"dir:{tmp_path / 'corpus'}",
+                   "--steps", "2", "--batch", "2", "--context", "16", "--eval-windows", "2",
+                   "--out", str(run))  # fmt: skip
+    assert said.code == 0, said.err
+    said = residua("report", str(run))
+    assert said.code == 0, said.err
+    page = (run / "report.html").read_text()
+    assert "residua finetune larger" in page
+    assert "residua inspect run" in page
+    assert str(folder) not in page

@@ -37,7 +37,8 @@ def wheel(folder, **environment):
     tree.mkdir()
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
-    shutil.copytree(ROOT / "results", tree / "results")
+    for name in ("results", "recipes"):
+        shutil.copytree(ROOT / name, tree / name)
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     done = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder / "dist"), str(tree)],
@@ -83,6 +84,8 @@ def test_wheel_works_in_an_empty_environment_without_a_compiler(tmp_path):
     assert made.name.endswith(f"-py3-none-{platform}.whl")
     names = zipfile.ZipFile(made).namelist()
     assert {"residua/native/kernels.so", "residua/native/mix.c", "residua/native/kernels.h"} <= set(names)
+    assert {"residua/lab/advise/results/demo/results.json", "residua/lab/compare/recipes/demo.toml"} <= set(names)
+    assert "residua/cli/table.json" in names
     found = use(tmp_path, made, CC="/no/such/compiler", RESIDUA_STRICT="1")
     assert found["status"]["binary"].endswith("residua/native/kernels.so")
     assert not (tmp_path / "cache").exists()

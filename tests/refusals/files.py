@@ -112,7 +112,7 @@ RUNS: list[tuple[str, Harm, str, str]] = [
     ("report of metrics without loss", written("metrics.jsonl", '{"kind": "valid"}\n'), "report {run}", "has no loss"),
     ("report of no validation", written("metrics.jsonl", ""), "report {run}", "holds no validation"),
     ("report of broken metrics", written("metrics.jsonl", "{\n"), "report {run}", "line 1 is not JSON"),
-    ("report of routing {}", written("routing.json", "{}"), "report {run}", "has no network"),
+    ("report of routing {}", written("routing.json", "{}"), "report {run}", "has no network and no sites"),
     ("report of routing 3", written("routing.json", "3"), "report {run}", "does not hold a JSON object"),
     ("report of hardware {}", written("hardware.json", "{}"), "report {run}", "has no kinds"),
     ("report of manifest []", written("manifest.json", "[]"), "report {run}", "does not hold a JSON object"),

@@ -26,11 +26,16 @@ def lay(folder: Path, **files: str | bytes) -> None:
         (folder / name.replace("_", ".")).write_bytes(text if isinstance(text, bytes) else text.encode())
 
 
-def make(folder: Path) -> None:
-    """Everything the table names."""
+def make_text(folder: Path) -> None:
+    """A corpus of four documents."""
     chance = random.Random(0)
     texts = ["".join(chance.choices("abcdefghij \n", k=3000)) for _ in range(4)]
-    lay(folder / "corpus", **{f"{name}_txt": text for name, text in zip("abcd", texts, strict=True)})
+    lay(folder, **{f"{name}_txt": text for name, text in zip("abcd", texts, strict=True)})
+
+
+def make(folder: Path) -> None:
+    """Everything the table names."""
+    make_text(folder / "corpus")
     lay(folder / "empty")
     lay(folder / "blank", a_txt="  \n", b_txt="\n\n")
     lay(folder / "single", a_txt="one document")

@@ -23,8 +23,14 @@ from residua.scale.stage import sharded
 from tests.scale import pipeline_faults as faults
 
 VOCAB, ROWS, TOKENS, MICRO, DEPTH, STEPS = 32, 8, 8, 4, 4, 3
+LONG = 20
+"""Updates of a `long` job, with the rate of the other laws: a larger one makes more of a last bit in as many steps."""
 ADAM: dict[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
 """A large eps: where a gradient is the rounding of zero, a small one makes steps of its sign."""
+
+
+def adam(steps: int) -> dict[str, Any]:
+    return ADAM if steps == STEPS else ADAM | {"lr": 1e-3}
 
 
 def config(design: str, **changes: Any) -> ModelConfig:
@@ -35,20 +41,20 @@ def config(design: str, **changes: Any) -> ModelConfig:
 def batch(step: int, rows: int = ROWS, tokens: int = TOKENS) -> tuple[Tensor, Tensor]:
     ids = torch.randint(VOCAB, (rows, tokens + 1), generator=torch.Generator().manual_seed(1000 + step))
     targets = ids[:, 1:].clone()
-    targets[0, : step + 2] = -100  # micro-batches count different numbers of tokens
+    targets[0, : step % STEPS + 2] = -100  # micro-batches count different numbers of tokens
     return ids[:, :-1].contiguous(), targets
 
 
 class Alone:
     """One process: the loss, gradients and logits of the first step, and parameters after the last."""
 
-    def __init__(self, chosen: ModelConfig, rows: int = ROWS, **given: Tensor) -> None:
+    def __init__(self, chosen: ModelConfig, rows: int = ROWS, steps: int = STEPS, **given: Tensor) -> None:
         model = Transformer(chosen, seed=3)
         self.start = {name: p.detach().clone() for name, p in model.named_parameters()}
         model.double()
-        optimizer = torch.optim.AdamW(model.parameters(), **ADAM)
+        optimizer = torch.optim.AdamW(model.parameters(), **adam(steps))
         self.losses = []
-        for step in range(STEPS):
+        for step in range(steps):
             inputs, targets = batch(step, rows)
             logits = model(inputs, **given)
             loss = token_loss(logits, targets)
@@ -101,14 +107,19 @@ def counted(pipeline: Pipeline) -> Counter[tuple[str, int]]:
 
 
 def compare(
-    chosen: ModelConfig, mesh: DeviceMesh, rows: int = ROWS, given: dict[str, Tensor] | None = None, **how: Any
+    chosen: ModelConfig,
+    mesh: DeviceMesh,
+    rows: int = ROWS,
+    given: dict[str, Tensor] | None = None,
+    steps: int = STEPS,
+    **how: Any,
 ) -> dict[str, Any]:
     """Steps of a pipeline against one process; every number is the worst of all ranks."""
     names = mesh.mesh_dim_names or ()
     axis = next((name for name in ("dp", "fsdp") if name in names), None)
     replicas, place = (mesh[axis].size(), mesh[axis].get_local_rank()) if axis else (1, 0)
     given = given or {}
-    alone = Alone(chosen, rows, **given)
+    alone = Alone(chosen, rows, steps, **given)
     pipeline = Pipeline(
         chosen, mesh, rows=rows // replicas, tokens=TOKENS, microbatches=MICRO, seed=3, dtype=torch.float64, **how
     )
@@ -118,9 +129,9 @@ def compare(
     logits = pipeline.logits(batch(0, rows)[0].chunk(replicas)[place], **given)
     assert not sum(size for (way, _), size in sent.items() if way == "bwd")
     sent.clear()
-    optimizer = torch.optim.AdamW(pipeline.parameters(), **ADAM)
+    optimizer = torch.optim.AdamW(pipeline.parameters(), **adam(steps))
     losses, first = [], {}
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch(step, rows)
         count = (targets != -100).sum() / replicas
         own = [part.chunk(replicas)[place] for part in (inputs, targets)]
@@ -199,6 +210,7 @@ def attempt(job: str) -> dict[str, Any]:
         "incremental": "whole" not in words,
         "checkpointed": "checkpointed" in words,
         "execution": Execution(least=0) if "grouped" in words else None,
+        "steps": LONG if "long" in words else STEPS,
     }
     if "documents" in words:
         options["given"] = {"documents": (torch.arange(TOKENS) >= torch.arange(ROWS)[:, None]).long()}

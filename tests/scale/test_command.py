@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from residua.lab import report
 from residua.lab.common.files import read_json
 from tests.scale.common import ROOT, environment, torchrun
 from tests.train.harness import metrics, run
@@ -39,16 +40,26 @@ def test_ranks_are_started_by_torchrun(tmp_path):
 
 def test_train_under_torchrun_prints_once(tmp_path):
     command = [*torchrun(2), "-m", "residua", *FLAGS]
-    done = typed(*command, "--parallel", "fsdp=2", "--out", str(tmp_path / "two"), "--json")
+    done = typed(*command, "--parallel", "pp=2", "--schedule", "gpipe", "--out", str(tmp_path / "two"), "--json")
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)  # one document: rank 0's
     assert result == read_json(tmp_path / "two/result.json")
-    assert done.stderr.count("on 2 ranks (fsdp=2)") == 1
+    assert done.stderr.count("on 2 ranks (pp=2)") == 1
+    assert read_json(tmp_path / "two/manifest.json")["ranks"][0]["pipeline"].startswith("gpipe, 4 micro-batches")
     alone = residua(*FLAGS, "--out", tmp_path / "one", "--json")
     assert alone.returncode == 0, alone.stderr
     for here, there in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert here.get("batch") == there.get("batch")
         assert there["loss"] == pytest.approx(here["loss"], abs=1e-5)
+    one, two = (report.gather(tmp_path / name, prompt="a stream") for name in ("one", "two"))
+    assert shape(one) == shape(two)  # the page of one process, from the pieces of two
+
+
+def shape(page):
+    """Every key of a page's data, and how long its lists are."""
+    if isinstance(page, dict):
+        return {key: shape(value) for key, value in page.items()}
+    return [shape(each) for each in page] if isinstance(page, list) else type(page).__name__
 
 
 def test_checkpoints_are_listed_and_rewritten(tmp_path):

@@ -55,7 +55,7 @@ def kinds() -> list[str]:
 TWO = [
     *(f"interleaved {design}" for design in DESIGNS),
     *(f"zero_bubble {design}" for design in DESIGNS),
-    *(f"1f1b {design}" for design in residua.names()),
+    *(f"1f1b/long {design}" for design in residua.names()),
     "gpipe standard", "gpipe attnres", "gpipe depthswa", "gpipe/untied standard:value=table",
     "interleaved/whole attnres", "interleaved/whole delta:blocks=2,value=zero_table",
     "interleaved/deep attnres:blocks=2", "interleaved/deep depthswa", "interleaved/deep delta:value=learned",

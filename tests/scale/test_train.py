@@ -7,8 +7,10 @@ import re
 from contextlib import suppress
 
 import pytest
+import torch
 
 from residua.lab.common.files import read_json
+from residua.lab.diagnose import record_routing
 from residua.lab.train import Diverged, load_model, sharded
 from residua.lab.train import checkpoint as checkpoints
 from tests.scale.common import BROKEN, DEEP, DOUBLE, RUNS, TOLERANCE, in_float64, launch, once
@@ -101,6 +103,21 @@ def test_one_process_reads_what_two_ranks_saved(folder, way):
     one, two = load_model(folder / "plain").state_dict(), load_model(folder / f"plain {way}").state_dict()
     assert one.keys() == two.keys()
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 2e-5
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_routing_is_recorded_of_what_any_layout_trained(folder, way):
+    ids = torch.arange(24).view(2, 12) % 23
+    found = []
+    for name in ("plain", f"plain {way}"):
+        model = load_model(folder / name)
+        with torch.no_grad(), record_routing(model, weights=False, similarity=False) as record:
+            model(ids)
+        found.append(record.summary()["network"])
+    one, two = found
+    assert one.keys() == two.keys()
+    for key, value in one.items():
+        assert two[key] == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), key
 
 
 def test_a_run_goes_on_in_another_layout_and_says_so(folder, seen):

@@ -175,7 +175,7 @@ WRONG = {
     "missing corpus": (("--corpus", "dir:/no/such/folder"), "/no/such/folder"),
     "unknown corpus": (("--corpus", "gutenberg"), "gutenberg"),
     "unknown tokenizer": (("--tokenizer", "runes"), "runes"),
-    "long context": (("--context", "9999999"), "fewer than one window"),
+    "long context": (("--context", "999999"), "fewer than one window"),
     "unknown sink": (("--track", "abacus"), "unknown sink 'abacus'"),
     "unknown resume": (("--resume", "perhaps"), "resume is auto, never or must"),
     "nothing to resume": (("--resume", "must"), "holds no run to resume"),

@@ -140,7 +140,7 @@ def _entry(one: Advice, prefix: str) -> list[str]:
         f"pipeline cut {costs['pipeline_cut']:.3g}x, decode cache {'+' if cache else ''}{cache:,.0f} bytes"
     )
     return [
-        f"{prefix}{_name(one)}   [{one.verdict}]",
+        f"{prefix}{_name(one)}   [{one.headline}]",
         *(f"     why   {reason}" for reason in one.reasons),
         *(f"     but   {caution}" for caution in one.cautions),
         f"     cost  {told}",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    plan: Path = path_option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
+    plan: Path = path_option(None, "--plan", help="TOML file of a whole comparison, or a shipped one, such as demo."),
     design: list[str] = typer.Option(
         [], "--design", "-d", help="Design to train; repeatable. The first is the baseline."
     ),
@@ -64,6 +64,7 @@ def command(
     """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
     from residua.lab.compare.foreseen import foreseen, in_lines
+    from residua.lab.compare.recipes import find_plan
     from residua.lab.compare.table import show
     from residua.lab.compare.until import Until
     from residua.lab.compare.verdict import lines, verdict
@@ -81,7 +82,7 @@ def command(
     if plan is not None:
         if given or match != "none" or threads != 1:
             raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
-        chosen = read_plan(plan)
+        chosen = read_plan(find_plan(plan))
         if seeds is not None:
             chosen = replace(chosen, seeds=tuple(range(seeds)))
     else:

@@ -16,8 +16,9 @@ import numpy as np
 
 from residua.lab.common.expect import expect, read_expected
 from residua.lab.common.files import Record, differing, read_json
+from residua.lab.finetune_config import FinetuneConfig
 from residua.lab.train import TrainConfig, read_metrics
-from residua.lab.train.recipe import digest_of
+from residua.lab.train.recipe import Recipe, digest_of
 from residua.lab.updates import summarise
 
 RESULT = "result.json"
@@ -40,8 +41,8 @@ SHAPES: Record = {
         "time": {"cpu_seconds": float, "peak_memory": float},
     },
     ROUTING: {
-        "network": _MEANS,
-        "deep_third": _MEANS,
+        "network?": _MEANS,
+        "deep_third?": _MEANS,
         "sites?": [{"site": str, "layer": int, "sources": list}],
         "mean_weights?": dict,
     },
@@ -92,11 +93,23 @@ class FinishedRun:
         return ", ".join(f"{name} {value}" for name, value in said if value)
 
     @property
-    def config(self) -> TrainConfig:
-        """The configuration; an error where none is kept."""
+    def finetuned(self) -> bool:
+        """Whether it went on from a checkpoint of Hugging Face."""
+        return self.settings is not None and "checkpoint" in self.settings
+
+    @property
+    def recipe(self) -> Recipe:
+        """The configuration, of `residua train` or of `residua finetune`; an error where none is kept."""
         if self.settings is None:
             raise ValueError(f"{self.folder} keeps no config.json")
-        return TrainConfig.from_json(self.settings)
+        return read_recipe(self.settings)
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration of a run of `residua train`."""
+        if not isinstance(found := self.recipe, TrainConfig):
+            raise ValueError(f"{self.folder} is a run of residua finetune, whose model is not described by its config")
+        return found
 
     @property
     def seconds(self) -> float:
@@ -172,16 +185,26 @@ class Series:
     def routing_means(self) -> dict[str, float | None]:
         """Of `ROUTED`, over seeds and sites; `deep_` those of the last third of the network."""
         return {
-            prefix + key: mean_if_all(None if run.routing is None else run.routing[part][key] for run in self.seeds)
+            prefix + key: mean_if_all((run.routing or {}).get(part, {}).get(key) for run in self.seeds)
             for prefix, part in (("", "network"), ("deep_", "deep_third"))
             for key in ROUTED
         }
 
 
-def read_run(folder: Path, seed: int) -> FinishedRun:
-    """Everything a run left, from one look at each of its files."""
+def read_recipe(settings: Record) -> Recipe:
+    """The configuration that a config.json holds: that of a fine-tuning run names a checkpoint."""
+    return (FinetuneConfig if "checkpoint" in settings else TrainConfig).from_json(settings)
+
+
+def read_run(folder: Path, seed: int, config: TrainConfig | None = None, chosen: Collection[str] = ()) -> FinishedRun:
+    """Everything a run left, from one look at each of its files.
+
+    config, chosen: what the run must be a run of, as in `check_belongs`.
+    """
     lines: dict[str, list[Record]] = {"train": [], "valid": []}
     metrics, settings = folder / "metrics.jsonl", read_if_there(folder / "config.json")
+    if config is not None and settings is not None:
+        check_settings(folder, settings, config, chosen)
     for number, line in enumerate(read_metrics(metrics), 1):
         where = f"{metrics}, line {number}"
         expect(where, line, {"kind": str})
@@ -197,11 +220,18 @@ def read_run(folder: Path, seed: int) -> FinishedRun:
         result=read_result(folder, None if settings is None else digest_of(settings)),
         validations=lines["valid"],
         updates=read_if_there(folder / UPDATES) or summarise(lines["train"]),
-        routing=read_if_there(folder / ROUTING),
+        routing=_routing(folder),
         settings=settings,
         manifest=read_if_there(folder / "manifest.json"),
         hardware=(read_if_there(folder / HARDWARE) or {"kinds": ()})["kinds"],
     )
+
+
+def _routing(folder: Path) -> Record | None:
+    found = read_if_there(folder / ROUTING)
+    if found is not None and not found.keys() & {"network", "sites"}:
+        raise ValueError(f"{folder / ROUTING} has no network and no sites; delete {folder} and run it again")
+    return found
 
 
 def read_result(folder: Path, digest: str | None = None) -> Record:
@@ -227,12 +257,17 @@ def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = (
     """
     if not (folder / "config.json").is_file():
         return
-    here = {key: value for key, value in config.to_json().items() if key not in chosen}
-    there = {key: value for key, value in read_json(folder / "config.json").items() if key not in chosen}
-    if found := differing(there, here):
-        raise ValueError(f"{folder} holds a run of another plan ({found}); move it away, or give another --out")
+    settings = read_json(folder / "config.json")
+    check_settings(folder, settings, config, chosen)
     if (folder / RESULT).exists():
-        check_digest(folder, read_json(folder / RESULT), digest_of(read_json(folder / "config.json")))
+        check_digest(folder, read_json(folder / RESULT), digest_of(settings))
+
+
+def check_settings(folder: Path, settings: Record, config: TrainConfig, chosen: Collection[str] = ()) -> None:
+    """Refuse settings that are not those of a configuration, but for the `chosen` ones."""
+    here = {key: value for key, value in config.to_json().items() if key not in chosen}
+    if found := differing({key: value for key, value in settings.items() if key not in chosen}, here):
+        raise ValueError(f"{folder} holds a run of another plan ({found}); move it away, or give another --out")
 
 
 def is_done(folder: Path) -> bool:

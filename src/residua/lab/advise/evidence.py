@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from residua.lab.checkout import checkout
+from residua.lab.common.files import Record
+from residua.lab.common.tables import count
 
 Kind = Literal["paper", "independent", "ours"]
 
@@ -120,6 +122,11 @@ def cited(file: Path, folder: Path) -> str:
     return f"{folder.resolve().name}/{file.relative_to(folder).as_posix()}"
 
 
+def _interval(gap: Record) -> str:
+    """The interval of a difference; of fewer than three seeds there is none."""
+    return "no interval" if gap["low"] is None else f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}"
+
+
 def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -132,12 +139,12 @@ def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
                 design=row["design"],
                 layout=row["layout"],
                 effect=gap["mean"],
-                decided=gap["significant"],
+                decided=bool(gap["significant"]),
                 parameters=row["parameters"],
                 speed=row["speed"],
-                source=f"{cited(file, folder)} (our own, {gap['seeds']} seeds)",
+                source=f"{cited(file, folder)} (our own, {count(gap['seeds'], 'seed')})",
                 kind="ours",
-                note=(f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}" + (f"; {notes}" if notes else "")),
+                note="; ".join(filter(None, (_interval(gap), notes))),
             )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a results file of residua compare: {error!r}") from None

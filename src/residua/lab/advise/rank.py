@@ -94,6 +94,17 @@ class Advice:
     ruled_out: tuple[str, ...] = ()
     """Why it does not; empty if it does."""
 
+    @property
+    def headline(self) -> str:
+        """The verdict as a page shows it: where evidence at other sizes decided otherwise, each with its size."""
+        decided = [one for one in self.evidence if one.effect is not None and one.decided]
+        said = {one.verdict: one for one in reversed(decided)}  # the nearest of each
+        if self.verdict in said and len(said) > 1:
+            others = [one for one in said.values() if one.verdict != self.verdict]
+            told = [said[self.verdict], *others]
+            return ", ".join(f"{one.verdict} at {_size(one.parameters)}" for one in told)
+        return self.verdict
+
     def to_json(self) -> dict[str, object]:
         """Plain values."""
         return asdict(self) | {"evidence": [one.to_json() for one in self.evidence]}

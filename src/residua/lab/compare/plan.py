@@ -281,7 +281,9 @@ def read_plan(path: Path) -> ComparePlan:
     try:
         values = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ValueError(f"no plan file {path}") from None
+        from residua.lab.compare.recipes import recipe_names
+
+        raise ValueError(f"no plan file {path}; shipped plans: {', '.join(recipe_names())}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     try:

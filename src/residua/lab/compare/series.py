@@ -8,8 +8,9 @@ from pathlib import Path
 
 from residua.lab.common.files import read_json
 from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
-from residua.lab.runs import RESULT, Series, check_belongs, divergence, is_done, read_if_there, read_run
+from residua.lab.runs import RESULT, Series, divergence, is_done, read_if_there, read_recipe, read_run
 from residua.lab.train import TrainConfig
+from residua.lab.train.recipe import Recipe
 
 LOOKS = "looks.json"
 """Of a comparison that adds seeds: how many its rows have."""
@@ -36,23 +37,33 @@ def _grown(plan: ComparePlan, out: Path) -> ComparePlan:
 
 def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
     """A series for every row of a plan, with the seeds that are finished; none of a row of which one diverged."""
-    folders: dict[str, list[tuple[Path, int]]] = {}
+    folders: dict[str, list[tuple[Path, TrainConfig]]] = {}
+    chosen = ("lr", "residual_lr") if plan.tune.lr else ()
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
-        check_belongs(out / run.folder, run.config, ("lr", "residual_lr") if plan.tune.lr else ())
-        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
+        folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config))
     found = []
     for variant in plan.variants():
         runs = folders[variant.slug]
         # the seeds that a diverging design survives would flatter it
         broken = any(divergence(folder) for folder, _ in runs)
-        seeds = [] if broken else [read_run(folder, seed) for folder, seed in runs if is_done(folder)]
+        seeds = (
+            []
+            if broken
+            else [read_run(folder, config.seed, config, chosen) for folder, config in runs if is_done(folder)]
+        )
         found.append(Series(variant.label, variant.slug, plan.baseline_of(variant).slug, len(runs), seeds))
     return found
 
 
+def _design(folder: Path, config: Recipe) -> str:
+    """What a run is called: a fine-tuned checkpoint may have brought its design along."""
+    named: str | None = getattr(config, "design", None)
+    return named or str((read_if_there(folder / RESULT) or {}).get("design", "base"))
+
+
 def _alone(folders: Sequence[Path]) -> list[Series]:
     """Runs that no plan ties together: those whose configs differ by the seed alone are one series."""
-    groups: dict[str, list[tuple[Path, TrainConfig]]] = {}
+    groups: dict[str, list[tuple[Path, Recipe]]] = {}
     for folder in folders:
         if (folder / PLAN).exists():
             raise ValueError(f"{folder} is a comparison; give it alone, or give directories of runs")
@@ -60,12 +71,12 @@ def _alone(folders: Sequence[Path]) -> list[Series]:
             raise ValueError(
                 f"{folder} is the directory of neither a comparison nor a run: it has no {PLAN} and no config.json"
             )
-        config = TrainConfig.from_json(read_json(folder / "config.json"))
+        config = read_recipe(read_json(folder / "config.json"))
         groups.setdefault(replace(config, seed=0).digest, []).append((folder, config))
-    designs = [members[0][1].design for members in groups.values()]
+    designs = [_design(*members[0]) for members in groups.values()]
     labels = [
-        config.design if designs.count(config.design) == 1 else f"{config.design} | {folder.name}"
-        for (folder, config), *_ in groups.values()
+        design if designs.count(design) == 1 else f"{design} | {members[0][0].name}"
+        for design, members in zip(designs, groups.values(), strict=True)
     ]
     slugs = [slug_of(label) for label in labels]
     slugs = [slug if slugs.count(slug) == 1 else f"{slug}-{place}" for place, slug in enumerate(slugs)]

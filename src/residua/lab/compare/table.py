@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import MDE, count, difference, html_table, print_table, spread, terminal, times
@@ -111,13 +111,45 @@ def to_html(results: Record) -> str:
 
 
 def show(results: Record) -> None:
-    """Print the table to the terminal; a narrow one leaves some columns out."""
-    cells = columns(results)
-    if terminal().width < 150:
-        for title in ("perplexity", "equal time", "eff n", "collapsed"):
-            cells.pop(title, None)
+    """Print the table to the terminal; a narrow one leaves out columns until no cell is folded, and says which."""
+    cells, width, dropped = columns(results), terminal().width, list[str]()
+    for title in SPARED:
+        if _width(cells, results["rows"]) <= width:
+            break
+        if cells.pop(title, None) is not None:
+            dropped.append(title)
     rows = [[cell(row) for cell in cells.values()] for row in results["rows"]]
-    print_table(list(cells), rows, legend(results).split("\n"), results["notes"])
+    below = (legend(results) if not dropped else _legend_of(results, cells, dropped)).split("\n")
+    print_table(list(cells), rows, below, results["notes"])
+
+
+SPARED = ("perplexity", "equal time", "eff n", "collapsed", "hardware", "entropy", "memory", "lr", "bits/byte", "max w",
+          "speed", "params")  # fmt: skip
+"""What a narrow terminal does without, first to last."""
+
+
+def _width(cells: Mapping[str, Callable[[Record], str]], rows: Sequence[Record]) -> int:
+    """Columns that the table takes on a terminal, with two between any two and one at each end."""
+    return 2 + sum(2 + max(len(title), *(len(cell(row)) for row in rows)) for title, cell in cells.items())
+
+
+def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[str]) -> str:
+    """The legend of the columns that are shown, a sentence each."""
+    match = results["plan"]["match"]
+    said = {
+        "val loss": f"val loss: nats per token, mean +- deviation over {count(len(results['plan']['seeds']), 'seed')}",
+        "vs baseline": "vs baseline: mean paired difference with its 95 % t interval; n.s.: the interval holds zero",
+        "equal time": "equal time: loss when the fastest row was done",
+        "speed": "speed: tokens per CPU second over the baseline's, rough",
+        "memory": "memory: at the peak, over the baseline's",
+        "max w": "max w: largest weight of a read, over all sites / the deep third",
+        "entropy": "entropy: of a read, 0..1, likewise",
+    }
+    lines = [f"{text}." for title, text in said.items() if title in shown]
+    if "vs baseline" in shown:
+        lines.append(f"{MDE}.")
+    lines.append(f"matched on: {match if match != 'none' else 'nothing'}. Not shown here: {', '.join(dropped)}.")
+    return "\n".join(lines)
 
 
 def _rates(row: Record) -> str:

@@ -94,10 +94,11 @@ class _Parts(Observer):
         if routing is None:
             return lanes
         with torch.no_grad():
-            values = torch.stack(routing.values)
-            values = values.to(torch.promote_types(values.dtype, torch.float32))
-            weights = routing.weights.repeat_interleave(values.shape[-1] // routing.weights.shape[-1], -1)
-            self.parts[site.name] = (routing.scale * weights * values)[:, :, 0]
+            wide = torch.promote_types(routing.values[0].dtype, torch.float32)
+            weights = routing.weights.repeat_interleave(routing.values[0].shape[-1] // routing.weights.shape[-1], -1)
+            # a scale may differ from lane to lane, and is the same for every source
+            parts = [routing.scale * weights[:, n] * value.to(wide) for n, value in enumerate(routing.values)]
+            self.parts[site.name] = torch.stack(parts, 1)[:, :, 0]
         if site.kind == "head":
             self.raw = lanes[0].detach()
             return lanes

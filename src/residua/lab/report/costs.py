@@ -31,7 +31,7 @@ def _cost(series: Series, quality: Record) -> Values | None:
     first = series.seeds[0]
     manifest = first.manifest or {"data": {}}
     vocab = manifest["data"].get("tokenizer", {}).get("vocab")
-    if first.settings is None or vocab is None:
+    if first.settings is None or vocab is None or first.finetuned:  # of a checkpoint only its weights are known
         return None
     config, path = first.config, "fused" if manifest.get("kernels") else "reference"
     cost = predict(config.model(vocab), config.context, batch=config.batch, path=path)

@@ -195,7 +195,9 @@ def _look_at(seed: FinishedRun, prompt: str, *, followed: bool, ablate: bool) ->
 
     from residua.lab.data import load_tokenizer
 
-    config = seed.config
+    config = seed.recipe
+    if seed.finetuned:
+        raise ValueError(f"it is a fine-tuned checkpoint; residua inspect {seed.folder.name} shows its reads")
     kept = seed.folder / "tokenizer.json"
     if not kept.is_file() and config.tokenizer != "bytes":
         raise ValueError("the run keeps no tokenizer.json")

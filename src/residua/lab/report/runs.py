@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from residua.lab.common.files import Record, Values
+from residua.lab.finetune_config import FinetuneConfig
 from residua.lab.runs import FinishedRun, Series, read_if_there, rounded
 from residua.lab.train.config import config_fields
+from residua.lab.train.recipe import fields_of
 
 
 def run_data(
@@ -21,9 +23,10 @@ def run_data(
     ablate: bool = False,
 ) -> Values:
     """The runs one by one, what their configurations share and where they differ, and commands."""
-    configs = [each.seeds[0].settings or {} for each in shown]
+    configs = [_public(each.seeds[0].settings or {}) for each in shown]
     manifests = [each.seeds[0].manifest or {} for each in shown]
-    keys = [key for key in config_fields() if key != "seed" and any(key in config for config in configs)]
+    known = dict.fromkeys([*config_fields(), *fields_of(FinetuneConfig)])
+    keys = [key for key in known if key != "seed" and any(key in config for config in configs)]
     shared = {key: configs[0].get(key) for key in keys if len({str(config.get(key)) for config in configs}) == 1}
     return {
         "list": [_row(place, seed) for place, each in enumerate(shown) for seed in each.seeds],
@@ -44,6 +47,14 @@ def run_data(
             ),
         ],
     }
+
+
+def _public(settings: Record) -> Record:
+    """Settings without the places of a machine: a checkpoint and its tokenizer by the name of their directory."""
+    named = {key: Path(settings[key]).name for key in ("checkpoint",) if key in settings}
+    if str(settings.get("tokenizer", "")).startswith("hf:"):
+        named["tokenizer"] = f"hf:{Path(settings['tokenizer'].removeprefix('hf:')).name}"
+    return {**settings, **named}
 
 
 def _row(place: int, run: FinishedRun) -> Values:
@@ -86,11 +97,13 @@ def _own_command(outs: Sequence[Path], flags: Sequence[str]) -> dict[str, str]:
 
 
 def train_command(config: Record, out: str) -> str:
-    """`residua train` with the flags that are not at their default."""
-    parts = ["residua", "train"]
-    for name, field in config_fields().items():
+    """`residua train`, or `finetune`, with the flags that are not at their default."""
+    fields, parts = config_fields(), ["residua", "train"]
+    if "checkpoint" in config:
+        fields, parts = fields_of(FinetuneConfig), ["residua", "finetune", config["checkpoint"]]
+    for name, field in fields.items():
         value = config.get(name, field.default)
-        if value == field.default:
+        if value == field.default or name == "checkpoint":
             continue
         flag = name.replace("_", "-")
         if field.kind is bool:
