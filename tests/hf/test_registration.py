@@ -62,6 +62,8 @@ def test_saved_shim_loads_without_importing_residua(saved, monkeypatch, tmp_path
     code = "import json, sys, torch\nfrom transformers import AutoModelForCausalLM" + LOAD.replace(
         "(sys.argv[1])", "(sys.argv[1], trust_remote_code=True)"
     )
+    # the way of `transformers serve`, which asks the package for the class that a config names
+    code += "import transformers\nassert getattr(transformers, model.config.architectures[0]) is type(model)\n"
     name, found = run(code, folder, json.dumps(ids().tolist())).split()
     assert name == "ResiduaLlamaForCausalLM"
     assert float(found) == pytest.approx(total, rel=1e-5)

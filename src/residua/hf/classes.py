@@ -8,10 +8,11 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
+from types import ModuleType
 
-import transformers
 from transformers import AutoConfig, AutoModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -102,9 +103,20 @@ def model_class(base: Class) -> Class:
         body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
         bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
-    setattr(transformers, model.__name__, model)  # where `transformers serve` looks for what a config names
+    _publish(model)
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model
+
+
+def _publish(model: Class) -> None:
+    """Make a class an attribute of the package, where `transformers serve` looks for what a config names.
+
+    The package loads itself a second time as it goes, and modules that came before hold the first.
+    """
+    own = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "transformers"]
+    held = [vars(module).get("transformers") for module in own if module is not None]
+    for package in (sys.modules["transformers"], *(each for each in held if isinstance(each, ModuleType))):
+        setattr(package, model.__name__, model)
 
 
 def _as(method: Callable[..., Argument], theirs: Callable[..., Argument]) -> Callable[..., Argument]:
