@@ -4,22 +4,24 @@
     hidden_states = norm(hidden_states)            the final norm is the head's read
 
 Layers and the final norm keep their modules, and so their keys: only their classes are swapped for subclasses that
-walk the parts of `anatomy.py`. The stream is a module of the backbone, and its parameters lie under `stream`.
+run the parts of its anatomy. The stream is a module of the backbone, and its parameters lie under `stream`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Argument, Config, Model, Part
+from residua.hf.anatomy import Anatomy, Argument, Block, Config, Model
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.owner import Owner
 from residua.hf.placing import placed
+from residua.hf.program import Program, Values, child, path, program
 from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
@@ -38,6 +40,12 @@ class Tap(nn.Module):
         return x
 
 
+def defaults(forward: Callable[..., object]) -> Mapping[str, Argument]:
+    """What the arguments of a forward are where they are not given."""
+    given = inspect.signature(forward).parameters.items()
+    return {name: each.default for name, each in given if each.default is not inspect.Parameter.empty}
+
+
 def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     """The names of what may follow the first argument of a forward without a keyword."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -45,17 +53,43 @@ def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     return tuple(names[2:])  # self, and the first argument
 
 
+class Ready(NamedTuple):
+    """One part of a layer, read from its anatomy."""
+
+    sublayer: tuple[str, ...]
+    norm: tuple[str, ...] | None
+    answer: Program
+    attends: bool
+    """Whether its q, k and v can have inputs of their own."""
+
+
+def ready(block: Block) -> tuple[Ready, ...]:
+    """The parts of one kind of layer."""
+    return tuple(
+        Ready(path(part.sublayer), path(part.norm) if part.norm else None, program(part.line), part is block.attention)
+        for part in block.parts
+    )
+
+
 class OnStreamLayer:
     """state -> state: the parts of one decoder layer, and what was inserted between them, on the stream."""
 
     anatomy: Anatomy
+    block: Block
+    """The kind of layer that this one is."""
     sites: tuple[Site, ...]
     tap: Tap
+    ready: tuple[Ready, ...]
+    """Its sites, ready to run."""
+    returned: tuple[Program, ...] | None
+    """What it returns behind the state; None where it returns the state alone."""
     inserted: nn.ModuleDict
     _modules: dict[str, Model]
     lanes: LaneHooks | None
     owner: Owner
     after_state: tuple[str, ...]
+    defaults: Mapping[str, Argument]
+    """What its forward takes for arguments that it is not handed."""
     gradient_checkpointing: bool
     training: bool
 
@@ -72,11 +106,11 @@ class OnStreamLayer:
             flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past, ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
-        parts, between = iter(self.anatomy.parts), self.inserted._modules
+        parts, between, values = iter(self.ready), self.inserted._modules, dict[str, Argument]()
         for site in self.sites:
             inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
-            norm = inserted.norm if part is None else self._norm(part)
+            norm = inserted.norm if part is None else part.norm and child(self, part.norm)
             raw: State = None
 
             def normed(
@@ -87,49 +121,43 @@ class OnStreamLayer:
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
 
             read = runner.read(flow, site, normed)
+            shared: tuple[Tensor, ...] = ()
             if part is None:
                 y = inserted(*read.lanes, mask=mask, kept=kept)
+            elif stream.sided and part.attends:
+                y, *shared = self._sided(part, site, read, raw, values, kwargs)
             else:
-                y, *values = (
-                    self._sided(part, site, read, kwargs) if stream.sided else (self._answer(part, read.lanes, kwargs),)
-                )
-                for other in parts if self.anatomy.parallel else ():
-                    norm = self._norm(other)
-                    y = self._answer(other, (raw if norm is None else norm(raw),), kwargs) + y
+                y = self._answer(part, read.lanes, raw, values, kwargs)
             y = y if mask is None else unpadded(y, mask)
-            flow = runner.write(flow, site, read, Answer(y, *values) if part is not None and values else y)
+            flow = runner.write(flow, site, read, Answer(y, *shared) if shared else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
             kept.advance(runner.past(flow), y.shape[1], mask)
-        return runner.cut(flow) if cuts else flow
+        flow = runner.cut(flow) if cuts else flow
+        if self.returned is None:
+            return flow
+        return (flow, *(each(self, values, kwargs) for each in self.returned))
 
-    def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
-        return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
-
-    def _sided(self, part: Part, site: Site, read: Read, kwargs: dict[str, Argument]) -> tuple[Tensor, ...]:
+    def _sided(
+        self, part: Ready, site: Site, read: Read, raw: Tensor, values: Values, kwargs: Values
+    ) -> tuple[Tensor, ...]:
         """The same where the design shares values of attention: with those that it keeps, and mixing what it gives."""
         backbone = self.owner.backbone
         plan, kept = backbone.stream.plan, backbone.stream.values(site).kept
         if not kept and not read.values:
-            return (self._answer(part, read.lanes, kwargs),)
-        attention = self._modules[part.sublayer]
-        with replaced(attention, self.anatomy, backbone.config, read.values, plan.kv[0]) as made:
-            y = self._answer(part, read.lanes, kwargs)
+            return (self._answer(part, read.lanes, raw, values, kwargs),)
+        with replaced(child(self, part.sublayer), self.block, backbone.config, read.values, plan.kv[0]) as made:
+            y = self._answer(part, read.lanes, raw, values, kwargs)
         return (y, *made) if kept else (y,)
 
-    def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Argument]) -> Tensor:
+    def _answer(self, part: Ready, lanes: tuple[Tensor, ...], raw: Tensor, values: Values, kwargs: Values) -> Tensor:
         """What a part makes of its lanes, as it is written."""
-        sublayer: Model = self._modules[part.sublayer]
-        if len(lanes) == 1:
-            (x,) = lanes
-        else:
+        values.update(x=lanes[0], lanes=lanes[0], raw=raw)
+        if len(lanes) > 1:
             assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
             if not torch.compiler.is_compiling():
-                self.lanes.attach(sublayer)
-            x = torch.cat(lanes, -1)
-        y = sublayer(x, **kwargs) if part.kind == "attn" else sublayer(x)
-        y = y[0] if isinstance(y, tuple) else y
-        y = self._modules[part.post](y) if part.post else y
-        return y * getattr(self, self.anatomy.scale) if self.anatomy.scale else y
+                self.lanes.attach(child(self, part.sublayer))
+            values["lanes"] = torch.cat(lanes, -1)
+        return part.answer(self, values, kwargs)
 
 
 class OnStreamNorm:

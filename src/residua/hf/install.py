@@ -8,11 +8,12 @@ import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
 from residua.hf.anatomy import Class, Model, anatomy_of, probe
-from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, positional
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, defaults, positional, ready
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
 from residua.hf.owner import Owner
+from residua.hf.program import program
 from residua.hf.values import check_values
 from residua.registry import build
 from residua.runner import Execution
@@ -31,22 +32,25 @@ def install(model: Model) -> None:
     anatomy = anatomy_of(config)
     probe(backbone, anatomy)
     plan = anatomy.plan(config, config.layout)
-    stream, slots = build(config.stream, plan), anatomy.slots(config.layout)
-    layers, norm = getattr(backbone, anatomy.layers), getattr(backbone, anatomy.norm)
+    stream = build(config.stream, plan)
+    layers, norm = backbone.get_submodule(anatomy.layers), backbone.get_submodule(anatomy.norm)
     dtype = next((each.dtype for each in norm.parameters()), torch.float32)
     if not isinstance(backbone, OnStreamBackbone):
         backbone.__class__ = model.converted(backbone.__class__)
     _forget_recorders(backbone)
     owner = Owner(backbone)
-    for layer, sites in zip(layers, map(plan.block, range(plan.depth)), strict=True):
+    for place, layer in enumerate(layers):
+        sites, block = plan.block(place), anatomy.block(place)
         layer.__class__ = _on_stream(layer.__class__, OnStreamLayer)
-        layer.anatomy, layer.sites, layer.tap, layer.owner = anatomy, sites, Tap(), owner
-        layer.inserted = insert(config, slots, sites, stream).to(backbone.device, dtype)
-        layer.lanes = None
+        layer.anatomy, layer.block, layer.ready, layer.sites = anatomy, block, ready(block), sites
+        layer.returned = None if block.returns is None else tuple(map(program, block.returns))
+        layer.tap, layer.owner, layer.lanes = Tap(), owner, None
+        layer.inserted = insert(config, anatomy.slots(config.layout, place), sites, stream).to(backbone.device, dtype)
+        attention = block.attention
         if stream.sided:
-            check_values(getattr(layer, anatomy.parts[0].sublayer), anatomy, config, plan, stream.spec)
-        if any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
-            layer.lanes = LaneHooks(getattr(layer, anatomy.parts[0].sublayer), anatomy, config)
+            check_values(layer, block, config, plan, stream.spec)
+        if attention is not None and any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
+            layer.lanes = LaneHooks(layer.get_submodule(attention.sublayer), block, config)
     norm.__class__ = _on_stream(norm.__class__, OnStreamNorm)
     norm.tap, norm.owner = Tap(), owner
     for part in stream.modules():
@@ -54,18 +58,18 @@ def install(model: Model) -> None:
             setattr(part, OF_STREAM, True)
     backbone.stream = stream.to(device=backbone.device, dtype=torch.float32)
     backbone.execution = Execution()
-    backbone.remembers = stream.mixes_tokens or len(slots) > len(anatomy.kinds())
+    backbone.remembers = stream.mixes_tokens or any(len(layer.inserted) for layer in layers)
 
 
 def remove(model: Model, classes: tuple[Class, Class]) -> None:
     """Undo `install` on a live model whose classes were these, its own and its backbone's."""
     backbone = model.base_model
     anatomy = anatomy_of(backbone.config)
-    norm = getattr(backbone, anatomy.norm)
-    for layer in getattr(backbone, anatomy.layers):
+    norm = backbone.get_submodule(anatomy.norm)
+    for layer in backbone.get_submodule(anatomy.layers):
         if layer.lanes is not None:
             layer.lanes.detach()
-        for name in ("anatomy", "sites", "tap", "owner", "inserted", "lanes"):
+        for name in ("anatomy", "block", "ready", "returned", "sites", "tap", "owner", "inserted", "lanes"):
             delattr(layer, name)
         layer.__class__ = layer.__class__.__bases__[1]
     del norm.tap, norm.owner, backbone.stream, backbone.execution, backbone.remembers
@@ -85,5 +89,7 @@ def _forget_recorders(backbone: Model) -> None:
 @cache
 def _on_stream(base: Class, mixin: Class) -> Class:
     """The class of a layer or a final norm, with the mixin before it."""
-    body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
+    body = (
+        {"after_state": positional(base.forward), "defaults": defaults(base.forward)} if mixin is OnStreamLayer else {}
+    )
     return made(f"Residua{base.__name__}", (mixin, base), body)

@@ -10,31 +10,32 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from residua.hf.anatomy import Anatomy, Config, Fused
+from residua.hf.anatomy import Block, Config, Fused
 
 
 class LaneHooks:
     """The hooks on the projections of one attention, put on again where a projection was replaced (as peft does)."""
 
-    def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Config) -> None:
-        self.projections, self.width = anatomy.projections, int(config.hidden_size)
-        if isinstance(self.projections, Fused):
-            self.sizes, self.groups = self.projections.sizes(config), self.projections.groups(config)
+    def __init__(self, attention: nn.Module, block: Block, config: Config) -> None:
+        assert block.projections is not None  # `plan` gave this attention three lanes
+        projections, self.width = block.projections, int(config.hidden_size)
+        self.fused = projections.of(config) if isinstance(projections, Fused) else None
+        names = (projections.name,) if isinstance(projections, Fused) else projections
+        self.lane = {name: lane for lane, name in enumerate(names)} | dict.fromkeys(block.beside, 0)
         self.hooked: dict[str, nn.Module] = {}
         self.handles: dict[str, list[RemovableHandle]] = {}
         self.attach(attention)
 
     def attach(self, attention: nn.Module) -> None:
         """Make sure that the hooks are on the modules that will be called."""
-        names = (self.projections.name,) if isinstance(self.projections, Fused) else self.projections
-        for lane, name in enumerate(names):
-            module = getattr(attention, name)
+        for name, lane in self.lane.items():
+            module = attention.get_submodule(name)
             if self.hooked.get(name) is module:
                 continue
             for handle in self.handles.get(name, ()):
                 handle.remove()
             self.hooked[name] = module
-            if isinstance(self.projections, Fused):
+            if self.fused is not None and name == self.fused.name:
                 self.handles[name] = [
                     module.register_forward_pre_hook(self.lanes_as_batches),
                     module.register_forward_hook(self.own_thirds),
@@ -54,8 +55,10 @@ class LaneHooks:
 
     def own_thirds(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """From the answers to q, k and v, the parts that are q, k and v."""
-        answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
-        return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
+        assert self.fused is not None  # this hook is put on a fused projection alone
+        answers = output.unflatten(-1, (self.fused.groups, sum(self.fused.sizes))).chunk(3)
+        thirds = [answer.split(self.fused.sizes, -1)[lane] for lane, answer in enumerate(answers)]
+        return torch.cat(thirds, -1).flatten(-2)
 
 
 class OwnLane:
