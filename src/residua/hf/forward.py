@@ -21,7 +21,7 @@ from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.owner import Owner
 from residua.hf.placing import placed
-from residua.hf.program import Program, Values, child, path, program
+from residua.hf.program import Frame, Program, child, first, path, program
 from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
@@ -41,9 +41,10 @@ class Tap(nn.Module):
 
 
 def defaults(forward: Callable[..., object]) -> Mapping[str, Argument]:
-    """What the arguments of a forward are where they are not given."""
-    given = inspect.signature(forward).parameters.items()
-    return {name: each.default for name, each in given if each.default is not inspect.Parameter.empty}
+    """What may follow the first argument of a layer's forward by name, with what it is where it is not given."""
+    given, plain = inspect.signature(forward).parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named = [each for each in given.values() if each.kind in (plain, inspect.Parameter.KEYWORD_ONLY)][2:]
+    return {each.name: None if each.default is inspect.Parameter.empty else each.default for each in named}
 
 
 def positional(forward: Callable[..., object]) -> tuple[str, ...]:
@@ -106,7 +107,8 @@ class OnStreamLayer:
             flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past, ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
-        parts, between, values = iter(self.ready), self.inserted._modules, dict[str, Argument]()
+        parts, between = iter(self.ready), self.inserted._modules
+        frame = Frame(self, {}, kwargs, self.defaults)
         for site in self.sites:
             inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
@@ -114,10 +116,10 @@ class OnStreamLayer:
             raw: State = None
 
             def normed(
-                first: Tensor, *others: Tensor, norm: Model = norm, tap: Model = tap if site.first else None
+                lane: Tensor, *others: Tensor, norm: Model = norm, tap: Model = tap if site.first else None
             ) -> State:
                 nonlocal raw
-                raw = first if tap is None else tap(first)
+                raw = lane if tap is None else tap(lane)
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
 
             read = runner.read(flow, site, normed)
@@ -125,9 +127,9 @@ class OnStreamLayer:
             if part is None:
                 y = inserted(*read.lanes, mask=mask, kept=kept)
             elif stream.sided and part.attends:
-                y, *shared = self._sided(part, site, read, raw, values, kwargs)
+                y, *shared = self._sided(part, site, read, raw, frame)
             else:
-                y = self._answer(part, read.lanes, raw, values, kwargs)
+                y = self._answer(part, read.lanes, raw, frame)
             y = y if mask is None else unpadded(y, mask)
             flow = runner.write(flow, site, read, Answer(y, *shared) if shared else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
@@ -135,29 +137,27 @@ class OnStreamLayer:
         flow = runner.cut(flow) if cuts else flow
         if self.returned is None:
             return flow
-        return (flow, *(each(self, values, kwargs) for each in self.returned))
+        return (flow, *(each(frame) for each in self.returned))
 
-    def _sided(
-        self, part: Ready, site: Site, read: Read, raw: Tensor, values: Values, kwargs: Values
-    ) -> tuple[Tensor, ...]:
+    def _sided(self, part: Ready, site: Site, read: Read, raw: Tensor, frame: Frame) -> tuple[Tensor, ...]:
         """The same where the design shares values of attention: with those that it keeps, and mixing what it gives."""
         backbone = self.owner.backbone
         plan, kept = backbone.stream.plan, backbone.stream.values(site).kept
         if not kept and not read.values:
-            return (self._answer(part, read.lanes, raw, values, kwargs),)
+            return (self._answer(part, read.lanes, raw, frame),)
         with replaced(child(self, part.sublayer), self.block, backbone.config, read.values, plan.kv[0]) as made:
-            y = self._answer(part, read.lanes, raw, values, kwargs)
+            y = self._answer(part, read.lanes, raw, frame)
         return (y, *made) if kept else (y,)
 
-    def _answer(self, part: Ready, lanes: tuple[Tensor, ...], raw: Tensor, values: Values, kwargs: Values) -> Tensor:
+    def _answer(self, part: Ready, lanes: tuple[Tensor, ...], raw: Tensor, frame: Frame) -> Tensor:
         """What a part makes of its lanes, as it is written."""
-        values.update(x=lanes[0], lanes=lanes[0], raw=raw)
+        frame.values.update(x=lanes[0], lanes=lanes[0], raw=raw)
         if len(lanes) > 1:
             assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
             if not torch.compiler.is_compiling():
                 self.lanes.attach(child(self, part.sublayer))
-            values["lanes"] = torch.cat(lanes, -1)
-        return part.answer(self, values, kwargs)
+            frame.values["lanes"] = torch.cat(lanes, -1)
+        return first(part.answer(frame))
 
 
 class OnStreamNorm:

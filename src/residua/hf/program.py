@@ -18,6 +18,7 @@ import ast
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -25,8 +26,21 @@ from torch.nn import functional as F
 from residua.hf.anatomy import Argument, Model
 
 Values = dict[str, Argument]
-Evaluate = Callable[[Model, Values, Values], Argument]
-"""(the layer, values by name, the layer's keyword arguments) -> a value."""
+
+
+class Frame(NamedTuple):
+    """What a line is about while it runs."""
+
+    layer: Model
+    values: Values
+    """By name: x, lanes, raw, and the results that lines have named."""
+    keywords: Values
+    """What the layer was handed beside the state."""
+    defaults: Mapping[str, Argument]
+    """The keywords that its forward names, with what they are where they are not given."""
+
+
+Evaluate = Callable[[Frame], Argument]
 
 FUNCTIONS: Mapping[str, Callable[..., Argument]] = MappingProxyType(
     {
@@ -66,14 +80,14 @@ class Program:
         if not self.steps or self.steps[-1][0] is not None:
             raise ValueError(f"the anatomy {text!r} does not end in a value")
 
-    def __call__(self, layer: Model, values: Values, kwargs: Values) -> Argument:
-        """What the line says; named results are added to `values`."""
+    def __call__(self, frame: Frame) -> Argument:
+        """What the line says; named results are added to the frame's."""
         made: Argument = None
         for name, evaluate in self.steps:
-            made = evaluate(layer, values, kwargs)
+            made = evaluate(frame)
             if name is not None:
-                values[name] = made
-        return first(made)
+                frame.values[name] = made
+        return made
 
 
 class _Unknown(ValueError):
@@ -117,22 +131,22 @@ def _value(node: ast.expr) -> Evaluate:
     """A value as it is: perhaps a tuple."""
     match node:
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return lambda layer, values, kwargs: value
+            return lambda frame: value
         case ast.Name(id="zero"):
-            return lambda layer, values, kwargs: torch.zeros_like(values["raw"])
+            return lambda frame: torch.zeros_like(frame.values["raw"])
         case ast.Name(id=name):
-            return lambda layer, values, kwargs: values[name] if name in values else _keyword(layer, kwargs, name)
+            return lambda frame: frame.values[name] if name in frame.values else _keyword(frame, name)
         case ast.Attribute():
             return _attribute(_path(node))
         case ast.Subscript(value=inner, slice=ast.Constant(value=int() as place)):
             several = _value(inner)
-            return lambda layer, values, kwargs: several(layer, values, kwargs)[place]
+            return lambda frame: several(frame)[place]
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             negated = _tensor(inner)
-            return lambda layer, values, kwargs: -negated(layer, values, kwargs)
+            return lambda frame: -negated(frame)
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in OPERATORS:
             one, other, apply = _tensor(left), _tensor(right), OPERATORS[type(operator)]
-            return lambda layer, values, kwargs: apply(one(layer, values, kwargs), other(layer, values, kwargs))
+            return lambda frame: apply(one(frame), other(frame))
         case ast.Call():
             return _call(node)
     raise _Unknown(f"{ast.unparse(node)} is none of what an anatomy is made of")
@@ -143,11 +157,11 @@ def _tensor(node: ast.expr) -> Evaluate:
     value = _value(node)
     if not isinstance(node, ast.Call | ast.Name):
         return value
-    return lambda layer, values, kwargs: first(value(layer, values, kwargs))
+    return lambda frame: first(value(frame))
 
 
-def _keyword(layer: Model, kwargs: Values, name: str) -> Argument:
-    return kwargs[name] if name in kwargs else layer.defaults.get(name)
+def _keyword(frame: Frame, name: str) -> Argument:
+    return frame.keywords[name] if name in frame.keywords else frame.defaults.get(name)
 
 
 def _attribute(path: tuple[str, ...]) -> Evaluate:
@@ -155,10 +169,11 @@ def _attribute(path: tuple[str, ...]) -> Evaluate:
     if owner != "self" or any(name.startswith("_") for name in names):
         raise _Unknown(f"{'.'.join(path)} is no attribute of the layer")
 
-    def evaluate(layer: Model, values: Values, kwargs: Values) -> Argument:
+    def evaluate(frame: Frame) -> Argument:
+        found = frame.layer
         for name in names:
-            layer = getattr(layer, name)
-        return layer
+            found = getattr(found, name)
+        return found
 
     return evaluate
 
@@ -185,18 +200,18 @@ def _call(node: ast.Call) -> Evaluate:
         if function is None or named or spread:
             raise _Unknown(f"{ast.unparse(node)}: of torch there are {', '.join(FUNCTIONS)}, without keywords")
         chosen = function
-        return lambda layer, values, kwargs: chosen(layer, *(each(layer, values, kwargs) for each in given))
+        return lambda frame: chosen(frame.layer, *(each(frame) for each in given))
     if len(spread) > 1 or set(spread) - {"kwargs", "rest"} or sum(each.arg is None for each in node.keywords) > 1:
         raise _Unknown(f"{ast.unparse(node)}: a call ends in **kwargs or **rest")
     rest, everything = "rest" in spread, "kwargs" in spread
 
-    def evaluate(layer: Model, values: Values, kwargs: Values) -> Argument:
-        more = {name: each(layer, values, kwargs) for name, each in named}
+    def evaluate(frame: Frame) -> Argument:
+        more = {name: each(frame) for name, each in named}
         if everything:
-            more = {**kwargs, **more}
+            more = {**frame.keywords, **more}
         elif rest:
-            more |= {name: value for name, value in kwargs.items() if name not in layer.after_state}
-        return child(layer, names)(*(each(layer, values, kwargs) for each in given), **more)
+            more |= {name: value for name, value in frame.keywords.items() if name not in frame.defaults}
+        return child(frame.layer, names)(*(each(frame) for each in given), **more)
 
     return evaluate
 
