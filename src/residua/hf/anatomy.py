@@ -12,7 +12,7 @@ the contract tests then run over it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -271,19 +271,72 @@ KEPT = frozenset({"attn", "mlp"})
 """Sublayer kinds that a decoder has already; the others can be inserted."""
 
 
-def anatomy_of(config: Config) -> Anatomy:
-    """The row of a configuration's architecture; an unknown one is an error that says how to add it."""
+def anatomy_of(config: Config) -> Anatomy | None:
+    """The anatomy of a configuration: that which a conversion stored in it, else its row, else None: it is to be found."""
+    refuse_type(config)
+    stored = getattr(config, "anatomy", None)
+    if stored is not None:
+        return from_json(stored)
+    row = ANATOMY.get(str(config.model_type).removeprefix(PREFIX))
+    return None if row is None else row.of(config)
+
+
+def refuse_type(config: Config) -> None:
+    """Refuse what is no decoder of text by its configuration alone."""
     model_type = str(config.model_type).removeprefix(PREFIX)
-    if model_type in ANATOMY:
-        return ANATOMY[model_type].of(config)
     if model_type == "gemma3":
         raise ValueError("gemma3 is text and vision; convert its text model, of type gemma3_text (Gemma3ForCausalLM)")
     if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{model_type} is an encoder-decoder; only decoders convert: {', '.join(ANATOMY)}")
-    raise ValueError(
-        f"no anatomy for {model_type!r} (known: {', '.join(ANATOMY)}). If it is a decoder, add a row for it to ANATOMY "
-        "in residua/hf/anatomy.py: Part(kind, sublayer, norm=..., post=...) for each sublayer of its decoder layer"
-    )
+        raise ValueError(f"{model_type} is an encoder-decoder; only decoders convert")
+
+
+def to_json(anatomy: Anatomy) -> dict[str, Any]:
+    """An anatomy as a config keeps it."""
+    return {
+        "layers": anatomy.layers,
+        "norm": anatomy.norm,
+        "cache": anatomy.cache,
+        "exact": anatomy.exact,
+        "order": list(anatomy.order),
+        "blocks": [
+            {
+                "parts": [{key: value for key, value in asdict(part).items() if value is not None} for part in block.parts],
+                "projections": _listed(block.projections)
+                if not isinstance(block.projections, Fused)
+                else asdict(block.projections) | {"sizes": list(block.projections.sizes)},
+                "beside": list(block.beside),
+                "returns": _listed(block.returns),
+            }
+            for block in anatomy.blocks
+        ],
+    }
+
+
+def _listed(names: tuple[str, ...] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def from_json(stored: Mapping[str, Any]) -> Anatomy:
+    """The anatomy that a config keeps."""
+
+    def block(kept: Mapping[str, Any]) -> Block:
+        made = kept["projections"]
+        if isinstance(made, Mapping):
+            made = Fused(made["name"], tuple(made["sizes"]), made["groups"])
+        return Block(
+            tuple(Part(**part) for part in kept["parts"]),
+            tuple(made) if isinstance(made, list) else made,
+            tuple(kept["beside"]),
+            None if kept["returns"] is None else tuple(kept["returns"]),
+        )
+
+    try:
+        blocks = tuple(map(block, stored["blocks"]))
+        return Anatomy(
+            blocks, tuple(stored["order"]), stored["layers"], stored["norm"], stored["cache"], bool(stored["exact"])
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"the anatomy in this config cannot be read ({error}); convert the base again") from None
 
 
 def probe(backbone: Model, anatomy: Anatomy) -> None:
@@ -297,8 +350,8 @@ def probe(backbone: Model, anatomy: Anatomy) -> None:
             missing += [f"{anatomy.layers}.{place}.{each}" for each in sorted(wanted) if not has(layer, each)]
     if missing:
         raise ValueError(
-            f"{name} is not built as its row in residua/hf/anatomy.py says: it has no {', '.join(missing[:3])}; "
-            "correct the row, or use a transformers release that it was written for"
+            f"{name} is not built as its anatomy says: it has no {', '.join(missing[:3])}; correct its row in "
+            "residua/hf/anatomy.py, or use a transformers release that it was written for"
         )
 
 

@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from transformers import AutoModel
 
 from residua.hf.anatomy import Anatomy, Argument, Block, Model
+from residua.hf.backbone import backbone_of
 from residua.hf.parts import mixes, read
 from residua.hf.projections import projections
 from residua.hf.proof import Proof, same
@@ -48,7 +50,9 @@ class Found:
 
 def find(model: Model) -> Anatomy:
     """The anatomy of a model; ValueError with what was found and what differs where there is none."""
-    backbone, name = model.base_model, str(model.config.model_type)
+    backbone, name = backbone_of(model), str(model.config.model_type)
+    if AutoModel._model_mapping.get(type(model.config), None) is not type(backbone):
+        raise ValueError(f"{type(backbone).__name__} is the half of another model that decodes, and no model of its own")
     with _quiet(model):
         place = locate(backbone, name)
         _refuse_lookahead(backbone, name)

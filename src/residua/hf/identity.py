@@ -100,10 +100,12 @@ def _explained(model: Model, seen: list[float]) -> float:
     1 / sqrt(m + eps) differs from 1 / sqrt(m) by the share eps / 2m, and every site's norm may add as much. More than
     MOST is no small difference any more, whatever its reason.
     """
-    eps = next((getattr(model.config, key) for key in EPS if getattr(model.config, key, None) is not None), 0.0)
+    eps = next((getattr(model.config, key) for key in EPS if getattr(model.config, key, None) is not None), None)
+    if eps is None:  # a norm of torch, with the eps that it has by itself
+        eps = max((each.eps for each in model.modules() if isinstance(each, nn.LayerNorm)), default=0.0)
     sites = len(model.base_model.stream.plan.readers)
     return min(MOST, sites * eps / (2 * max(min(seen, default=1.0), 1e-30)))
 
 
-EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
+EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "layernorm_epsilon")
 MOST = 0.01

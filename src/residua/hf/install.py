@@ -7,7 +7,7 @@ from functools import cache
 import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
-from residua.hf.anatomy import Class, Model, anatomy_of, probe
+from residua.hf.anatomy import Anatomy, Class, Config, Model, anatomy_of, probe
 from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, defaults, positional, ready
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
@@ -29,7 +29,7 @@ def install(model: Model) -> None:
     if isinstance(getattr(backbone, "stream", None), Stream):
         return
     config = backbone.config
-    anatomy = anatomy_of(config)
+    anatomy = known(config)
     probe(backbone, anatomy)
     plan = anatomy.plan(config, config.layout)
     stream = build(config.stream, plan)
@@ -61,10 +61,18 @@ def install(model: Model) -> None:
     backbone.remembers = stream.mixes_tokens or any(len(layer.inserted) for layer in layers)
 
 
+def known(config: Config) -> Anatomy:
+    """The anatomy of a converted model, which its config has or its row."""
+    anatomy = anatomy_of(config)
+    if anatomy is None:
+        raise ValueError(f"the config of this {config.model_type} has no anatomy: put back the one that was saved with it")
+    return anatomy
+
+
 def remove(model: Model, classes: tuple[Class, Class]) -> None:
     """Undo `install` on a live model whose classes were these, its own and its backbone's."""
     backbone = model.base_model
-    anatomy = anatomy_of(backbone.config)
+    anatomy = known(backbone.config)
     norm = backbone.get_submodule(anatomy.norm)
     for layer in backbone.get_submodule(anatomy.layers):
         if layer.lanes is not None:

@@ -24,7 +24,7 @@ SIGNS = (
     (ADDS, "+"), (TIMES, "*"), ({"sub", "__sub__", "sub_", "__isub__"}, "-"), ({"div", "__truediv__", "div_"}, "/"),
 )  # fmt: skip
 SHAPES = {"view", "reshape", "view_as", "reshape_as", "flatten", "unflatten", "contiguous", "clone", "squeeze"}
-TYPES = {"to", "float", "type_as"}
+TYPES = {"to", "float", "type_as", "expand_as"}
 
 
 def weighs(module: nn.Module | None) -> bool:
@@ -194,7 +194,12 @@ class Writer:
             found, inner = self._answer(node.args[0], zeroed)
             return found, f"torch.like({inner}, raw)" if inner is not None and node.what in SHAPES else inner
         if zeroed and node.module is not None and any(each.node == self.start for each in node.refs()):
-            return True, self._call(ref.node, zeroed=True)
+            text, returned = self._call(ref.node, zeroed=True), [each for each in self.trace.returned[1:]]
+            if any(isinstance(each, Ref) and each.node == ref.node for each in returned):
+                self.names[ref.node] = f"y{len(self.names)}"
+                self.steps.append(f"{self.names[ref.node]} = {text}")
+                return True, f"{self.names[ref.node]}[0]"
+            return True, text
         return False, None
 
     def _text(self, value: Argument) -> str:
@@ -353,6 +358,8 @@ def _returns(trace: Trace, names: dict[int, str]) -> tuple[str, ...] | None:
             lines.append(names[each.node] + ("" if each.item is None else f"[{each.item}]"))
         elif isinstance(each, Keyword):
             lines.append(each.name)
+        elif isinstance(each, Ref):
+            raise Unnamed("the layer returns what no site made")
         elif each is None or isinstance(each, bool | int | float | str):
             lines.append(repr(each))
         else:

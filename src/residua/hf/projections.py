@@ -3,10 +3,12 @@
 Their outputs are moved at one token, one module after another:
 
     q    changes the answer at this token alone
-    v    changes it here and later, by as much as it was moved: twice the move, twice the change
-    k    changes it here and later, and not in proportion
+    k    changes it later, and at the first token not: that sees itself alone, whatever its key
+    v    changes it here and later, in proportion: twice the move, twice the change
 
-A fused projection is tried with the layouts in use: (q, k, v) once, for every head, or for every head of keys.
+Where softmax has a sink the key of the first token matters too, and where a norm follows v is not in proportion: one
+of the two signs is enough if the other projection shows both. A fused projection is tried with the layouts in use:
+(q, k, v) once, for every head, or for every head of keys.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ TOKEN = 2
 """Where outputs are moved: some tokens see it, and some do not."""
 MOVE = 8.0
 """How far, in RMS of the output: enough that a softmax bends."""
-STRAIGHT, BENT = 1e-3, 2e-2
-"""Relative departures from proportion: below the one a change is in proportion, above the other it is not."""
+STRAIGHT = 1e-3
+"""A departure from proportion, relative to the change, that is rounding."""
 
 Call = Callable[[], Tensor]
-Role = Literal["query", "key", "value", "none", "unclear"]
+Channels = Callable[[Tensor], Tensor] | None
+"""Leaves some channels of a vector; None: all."""
+Role = Literal["query", "key", "value", "either", "none"]
+"""`either` is k or v: it changes the first token, and not in proportion."""
 
 
 def projections(
@@ -46,18 +51,29 @@ def projections(
         return None, ()
     plain = answer()
     roles = {name: _role(module, answer, plain) for name, module in seeing.items()}
-    found = {role: [name for name, each in roles.items() if each == role] for role in ("query", "key", "value")}
-    made: Projections | None = None
-    if len(found["key"]) == len(found["value"]) == 1 and found["query"]:
-        query = next((name for name in found["query"] if name.rpartition(".")[2].startswith("q")), found["query"][0])
-        made = (query, found["key"][0], found["value"][0])
-    elif not found["value"] and len(found["key"]) == 1:
-        made = _fused(found["key"][0], seeing[found["key"][0]], answer, plain, config)
+    made: Projections | None = _apart(roles)
+    mixing = [name for name, role in roles.items() if role in ("key", "value", "either")]
+    if made is None and len(mixing) == 1:
+        made = _fused(mixing[0], seeing[mixing[0]], answer, plain, config)
     if made is None:
         return None, ()
     own = {made.name} if isinstance(made, Fused) else set(made)
     beside = tuple(name for name in seeing if name not in own)
     return (made, beside) if _fed(attention, made, beside, args, kwargs, x, config, plain) else (None, ())
+
+
+def _apart(roles: dict[str, Role]) -> tuple[str, str, str] | None:
+    """The names of three projections, where there are three."""
+    by = {role: [name for name, each in roles.items() if each == role] for role in ("query", "key", "value", "either")}
+    if by["either"] and not by["key"]:
+        by["key"], by["either"] = by["either"][:1], by["either"][1:]
+    elif by["either"] and not by["value"]:
+        by["value"], by["either"] = by["either"][:1], by["either"][1:]
+    if by["either"] or not by["query"] or not len(by["key"]) == len(by["value"]) == 1:
+        return None
+    queries = by["query"]
+    query = next((name for name in queries if name.rpartition(".")[2].startswith("q")), queries[0])
+    return query, by["key"][0], by["value"][0]
 
 
 def _seeing(attention: nn.Module, answer: Call, x: Tensor) -> dict[str, nn.Module]:
@@ -84,16 +100,13 @@ def _seeing(attention: nn.Module, answer: Call, x: Tensor) -> dict[str, nn.Modul
 
 
 @contextmanager
-def _moved(module: nn.Module, by: float, chosen: Callable[[Tensor], Tensor] | None = None) -> Iterator[None]:
+def _moved(module: nn.Module, by: float, token: int, chosen: Channels) -> Iterator[None]:
     """Inside, the output of a module is moved at one token, in all channels or in chosen ones."""
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(output.shape[-1], generator=generator).to(output)
-        if chosen is not None:
-            noise = chosen(noise)
+        noise = torch.randn(output.shape[-1], generator=torch.Generator().manual_seed(0)).to(output)
         output = output.clone()
-        output[:, TOKEN] += by * MOVE * output.square().mean().sqrt() * noise
+        output[:, token] += by * MOVE * output.square().mean().sqrt() * (noise if chosen is None else chosen(noise))
         return output
 
     handle = module.register_forward_hook(hook)
@@ -103,26 +116,26 @@ def _moved(module: nn.Module, by: float, chosen: Callable[[Tensor], Tensor] | No
         handle.remove()
 
 
-def _role(
-    module: nn.Module, answer: Call, plain: Tensor, chosen: Callable[[Tensor], Tensor] | None = None
-) -> Role:
+def _role(module: nn.Module, answer: Call, plain: Tensor, chosen: Channels = None) -> Role:
     """What the output of a module is to attention."""
+
+    def change(by: float, token: int) -> Tensor:
+        with _moved(module, by, token, chosen):
+            return (answer() - plain)[-1]  # the row without padding
+
     try:
-        with _moved(module, 1.0, chosen):
-            once = answer() - plain
-        with _moved(module, 2.0, chosen):
-            twice = answer() - plain
+        once, twice, start = change(1.0, TOKEN), change(2.0, TOKEN), change(1.0, 0)
     except (RuntimeError, AttributeError, TypeError, IndexError):  # an output of another shape
-        return "unclear"
-    last = plain.shape[0] - 1  # the row without padding
-    changed = [bool(once[last, token].any()) for token in range(plain.shape[1])]
-    if any(changed[:TOKEN]) or not any(changed):
-        return "unclear" if any(changed) else "none"
-    if not any(changed[TOKEN + 1 :]):
+        return "none"
+    if once[:TOKEN].any() or not once.any():
+        return "none"
+    if not once[TOKEN + 1 :].any():
         return "query"
+    if not start[0].any():
+        return "key"
     later = slice(TOKEN + 1, None)
-    departure = (twice - 2 * once)[last, later].norm() / (2 * once)[last, later].norm()
-    return "value" if departure < STRAIGHT else "key" if departure > BENT else "unclear"
+    departure = (twice - 2 * once)[later].norm() / (2 * once)[later].norm()
+    return "value" if departure < STRAIGHT else "either"
 
 
 def _fused(name: str, module: nn.Module, answer: Call, plain: Tensor, config: Config) -> Fused | None:
@@ -141,10 +154,8 @@ def _fused(name: str, module: nn.Module, answer: Call, plain: Tensor, config: Co
         for groups in dict.fromkeys((1, shared)):
             sizes = (heads // groups * width, shared // groups * width, shared // groups * width)
             layout = Fused(name, sizes, groups)
-            if all(
-                _role(module, answer, plain, _third(layout, lane)) == role
-                for lane, role in enumerate(("query", "key", "value"))
-            ):
+            roles = {str(lane): _role(module, answer, plain, _third(layout, lane)) for lane in range(3)}
+            if _apart(roles) == ("0", "1", "2"):
                 return layout
     return None
 

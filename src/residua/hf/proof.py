@@ -15,7 +15,7 @@ from torch import Tensor
 
 from residua.hf.anatomy import Argument, Block, Model
 from residua.hf.forward import defaults, ready
-from residua.hf.program import Frame, child, first
+from residua.hf.program import Frame, child, first, program
 
 ULPS = 8
 """Units in the last place of the largest number of a state: what adding in another order may move."""
@@ -78,8 +78,6 @@ def replay(block: Block, layer: Model, state: Tensor, keywords: dict[str, Argume
         x = child(layer, part.norm)(state) if part.norm else state
         frame.values.update(x=x, lanes=x, raw=state)
         state = state + first(part.answer(frame))
-    from residua.hf.program import program
-
     return (state, *(program(each)(frame) for each in block.returns or ()))
 
 

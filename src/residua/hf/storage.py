@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer, anatomy_of
+from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer, refuse_type
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -25,7 +25,7 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, revision=revision)
-    anatomy_of(config)
+    refuse_type(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantised; convert the full-precision model and quantise the result")
     if Path(source).is_dir():
@@ -37,6 +37,10 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
         )  # fmt: skip
     except OSError as error:
         raise ValueError(f"{source}: {_first_line(error)}") from None
+    except ValueError as error:
+        if type(config) in AutoModelForCausalLM._model_mapping:
+            raise
+        raise ValueError(f"no anatomy for {config.model_type!r}: transformers has no causal language model of it") from error
 
 
 def load_config(source: str, *, revision: str | None = None) -> Config:
@@ -61,16 +65,12 @@ def load_config(source: str, *, revision: str | None = None) -> Config:
         if folder.is_dir():
             named = model_type(folder)
             if named is not None and not named.startswith(PREFIX):
-                anatomy_of(_Named(named))
+                raise ValueError(
+                    f"no anatomy for {named!r}: this transformers release has no such model; use one that has, or load "
+                    "the model with its own code and give convert the model itself"
+                ) from None
         raise ValueError(f"{source}: {_first_line(error)}") from None
     return values
-
-
-class _Named:
-    """A config of which only the type is known."""
-
-    def __init__(self, model_type: str) -> None:
-        self.model_type = model_type
 
 
 def model_type(folder: Path) -> str | None:
