@@ -166,9 +166,8 @@ class Anatomy:
 
     def plan(self, config: Config, layout: str | None = None) -> Plan:
         """Every site of a model with this configuration."""
-        heads = getattr(config, "num_attention_heads", None) or 1
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv = (getattr(config, "num_key_value_heads", None) or heads, width)
+        heads = _size(config, "num_attention_heads") or 1
+        kv = _size(config, "num_key_value_heads") or heads, _size(config, "head_dim") or config.hidden_size // heads
         sites: list[Site] = []
         for layer in range(config.num_hidden_layers):
             slots, places = self.slots(layout, layer), iter(range(len(self.block(layer).parts)))
@@ -182,6 +181,15 @@ class Anatomy:
             )  # fmt: skip
         head = Site(len(sites), config.num_hidden_layers, "head", first=True, last=True)
         return Plan(config.hidden_size, tuple(sites), head, config.vocab_size, kv)
+
+
+def _size(config: Config, name: str) -> int | None:
+    """A number of a configuration; None where it has none, or another for every layer."""
+    try:
+        found = getattr(config, name, None)
+    except RuntimeError:  # transformers' own error for what varies between layers
+        return None
+    return found if isinstance(found, int) else None
 
 
 def _gpt2(row: Anatomy, config: Config) -> Anatomy:

@@ -134,7 +134,15 @@ def _checked(
     with in_float32(model):
         before = answers(model, ids)
         _install(model, config, layout, anatomy, seed)
-        report = compare(model, before, ids, expected)
+        try:
+            report = compare(model, before, ids, expected)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            remove(model, classes)
+            _reconfigure(model, model.config, base)
+            raise ValueError(
+                f"{base.model_type} does something with its residual stream outside its layers, and cannot run on "
+                f"another: {(str(error).splitlines() or [''])[0]}"
+            ) from error
     for module in model.modules():
         if isinstance(module, Inserted):
             module.to(dtype)

@@ -37,6 +37,13 @@ class Converted(Base):
         install(self)
 
     @classmethod
+    def is_custom_code(cls) -> bool:
+        """As of the base: what is added starts through `transformers.initialization`, and modules whose parameters were
+        all loaded may still have buffers to fill."""
+        base: Class = next(each for each in cls.__mro__ if not each.__module__.startswith("residua."))
+        return bool(base.is_custom_code())
+
+    @classmethod
     def from_pretrained(cls, *args: Argument, output_loading_info: bool = False, **kwargs: Argument) -> Model:
         """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
         if kwargs.get("use_safetensors") is False:

@@ -26,9 +26,14 @@ from residua.hf.backbone import backbone_of
 from residua.hf.parts import mixes, read
 from residua.hf.projections import projections
 from residua.hf.proof import Proof, same
+from residua.hf.released.rows import ROWS as RELEASED
 from residua.hf.trace import Trace, Unnamed, trace
 
 ROWS, TOKENS = 2, 6
+
+
+class NotFound(ValueError):
+    """A model without an anatomy, and why."""
 
 
 @dataclass(slots=True)
@@ -51,13 +56,20 @@ class Found:
 def find(model: Model) -> Anatomy:
     """The anatomy of a model; ValueError with what was found and what differs where there is none."""
     backbone, name = backbone_of(model), str(model.config.model_type)
+    if name in RELEASED:
+        raise NotFound(f"{name} has a residual stream of its own, which is one of our designs already: use open_released")
     if AutoModel._model_mapping.get(type(model.config), None) is not type(backbone):
-        raise ValueError(f"{type(backbone).__name__} is the half of another model that decodes, and no model of its own")
+        raise NotFound(f"{type(backbone).__name__} is the half of another model that decodes, and no model of its own")
     with _quiet(model):
         place = locate(backbone, name)
         _refuse_lookahead(backbone, name)
         layers = backbone.get_submodule(place.layers)
-        found = _watch_all(backbone, layers, name)
+        try:
+            found = _watch_all(backbone, layers, name)
+        except NotFound:
+            raise
+        except Exception as error:
+            raise NotFound(f"{name} does not run on token ids and a cache alone ({_line(error)})") from error
     blocks: list[Block] = []
     order = []
     for each in found:
@@ -110,7 +122,7 @@ def locate(backbone: Model, name: str) -> Place:
     try:
         backbone(**_inputs(backbone), use_cache=False)
     except Exception as error:
-        raise ValueError(f"{name} does not run on token ids alone ({_line(error)}), so its anatomy is not found") from error
+        raise NotFound(f"{name} does not run on token ids alone ({_line(error)}), so its anatomy is not found") from error
     finally:
         for handle in handles:
             handle.remove()
@@ -122,24 +134,29 @@ def locate(backbone: Model, name: str) -> Place:
         members = [f"{path}.{place}" for place in range(len(backbone.get_submodule(path)))]
         if not all(member in calls and calls[member][1] for member in members):
             continue
-        if best is not None and best[0] == path[: len(best[0])]:
+        if best is not None and path.startswith(f"{best[0]}."):
             continue  # inside the layers
+        if any(sum(each == member for each, _, _ in ran) > 1 for member in members):
+            reason = f"the layers in {path} run more than once"
+            continue
         states = [(calls[member][0], calls[member][1][0]) for member in members]
         shape = states[0][1].shape
         if len(shape) != 3 or any(made.shape != shape or (handed is not None and handed.shape != shape) for handed, made in states):
-            reason = f"the layers of {path} carry states of another shape than [batch, token, width]"
+            reason = f"the layers in {path} carry states of another shape than [batch, token, width]"
             continue
         if any(before[1] is not after[0] for before, after in zip(states, states[1:], strict=False)):
-            reason = f"between the layers of {path} the model changes the stream"
+            reason = f"between the layers in {path} the model changes the stream"
             continue
         if best is None:
             best = (path, states[-1][1])
     if best is None:
-        raise ValueError(f"the decoder layers of {name} are not found: {reason}")
+        raise NotFound(f"the decoder layers of {name} are not found: {reason}")
     layers, last = best
     norm = next((path for path, handed, _ in ran if handed is last and not path.startswith(f"{layers}.")), None)
     if norm is None:
-        raise ValueError(f"{name} has no norm behind its layers, where the head would read the stream")
+        raise NotFound(f"{name} has no norm behind its layers, where the head would read the stream")
+    if sum(path == norm for path, _, _ in ran) > 1:
+        raise NotFound(f"{name} uses its last norm elsewhere too, and the head cannot read the stream there alone")
     return Place(layers, norm)
 
 
@@ -150,7 +167,7 @@ def _refuse_lookahead(backbone: Model, name: str) -> None:
     changed["input_ids"][:, -1] = (changed["input_ids"][:, -1] + 1) % backbone.get_input_embeddings().weight.shape[0]
     one, other = (backbone(**each, use_cache=False)[0] for each in (inputs, changed))
     if (one - other)[:, : TOKENS - 1].abs().max() > 1e-3 * one.abs().max():
-        raise ValueError(f"{name} is no decoder as it is configured: a later token changes what an earlier one becomes")
+        raise NotFound(f"{name} is no decoder as it is configured: a later token changes what an earlier one becomes")
 
 
 def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]:
@@ -166,7 +183,7 @@ def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]
             each = found[place]
             proof = same(each.block, layer, forward, state, keywords)
             if not proof.holds:
-                raise ValueError(proof.error(name, place, each.block))
+                raise NotFound(proof.error(name, place, each.block))
             found[place] = replace_proof(each, proof)
 
     with _instead(layers, first):
@@ -174,12 +191,12 @@ def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]
     inputs = _inputs(backbone, padded=False)
     with _instead(layers, again):
         made = backbone(**inputs, use_cache=True)
-        cache = next((made[key] for key in ("past_key_values", "cache_params") if key in made), None)
-        if cache is not None:
-            token = inputs["input_ids"][:, -1:]
-            key = "cache_params" if "cache_params" in made else "past_key_values"
-            mask = torch.ones(ROWS, TOKENS + 1, dtype=torch.long, device=token.device)
-            backbone(input_ids=token, attention_mask=mask, use_cache=True, **{key: cache})
+        key = next((each for each in ("past_key_values", "cache_params") if each in made), None)
+        if key is None:
+            raise NotFound(f"{name} hands out no cache, so that what it does in decoding cannot be proved")
+        token = inputs["input_ids"][:, -1:]
+        mask = torch.ones(ROWS, TOKENS + 1, dtype=torch.long, device=token.device)
+        backbone(input_ids=token, attention_mask=mask, use_cache=True, **{key: made[key]})
     return found
 
 
@@ -244,10 +261,7 @@ def _read(
     """The first reading of a layer that holds."""
     with _float(layer):
         state, keywords = _handed(forward, args, kwargs)
-        try:
-            seen, _ = trace(layer, forward, state, copy.deepcopy(keywords))
-        except TypeError:
-            raise
+        seen, _ = trace(layer, forward, state, copy.deepcopy(keywords))
         cache = next((key for key, each in keywords.items() if _is_cache(each)), None)
         named = tuple(list(inspect.signature(forward).parameters)[1:])
         more = [each.name for each in inspect.signature(forward).parameters.values() if each.kind is each.VAR_KEYWORD]
@@ -263,10 +277,10 @@ def _read(
                 failed, tried = failed or proof, tried or block
         except Unnamed as error:
             if failed is None:
-                raise ValueError(f"the anatomy of {name} is not found: in layer {place}, {error}") from None
+                raise NotFound(f"the anatomy of {name} is not found: in layer {place}, {error}") from None
     assert failed is not None
     assert tried is not None
-    raise ValueError(failed.error(name, place, tried))
+    raise NotFound(failed.error(name, place, tried))
 
 
 def _projections(seen: Trace, cache: str, config: Argument) -> tuple[Argument, tuple[str, ...], str | None]:

@@ -91,7 +91,7 @@ class OnStreamLayer:
     after_state: tuple[str, ...]
     defaults: Mapping[str, Argument]
     """What its forward takes for arguments that it is not handed."""
-    gradient_checkpointing: bool
+    gradient_checkpointing: bool = False
     training: bool
 
     def forward(self, hidden_states: State, *args: Argument, **kwargs: Argument) -> State:

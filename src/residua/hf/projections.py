@@ -77,13 +77,12 @@ def _apart(roles: dict[str, Role]) -> tuple[str, str, str] | None:
 
 
 def _seeing(attention: nn.Module, answer: Call, x: Tensor) -> dict[str, nn.Module]:
-    """The modules that are handed the attention's input, by path; those inside one of them are not listed."""
+    """The modules that are handed the attention's input, by path; of those inside one another, the innermost."""
     found: dict[str, nn.Module] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Argument, ...]], None]:
         def hook(module: nn.Module, args: tuple[Argument, ...]) -> None:
-            outside = [each for each in found if name.startswith(f"{each}.")]
-            if args and args[0] is x and not outside:
+            if args and args[0] is x:
                 found[name] = module
 
         return hook
@@ -96,7 +95,11 @@ def _seeing(attention: nn.Module, answer: Call, x: Tensor) -> dict[str, nn.Modul
     finally:
         for handle in handles:
             handle.remove()
-    return {name: module for name, module in found.items() if any(each.ndim > 1 for each in module.parameters())}
+    return {
+        name: module
+        for name, module in found.items()
+        if not any(other.startswith(f"{name}.") for other in found) and any(each.ndim > 1 for each in module.parameters())
+    }
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def same(block: Block, layer: Model, forward: Argument, state: Tensor, keywords:
     except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return Proof(float("inf"), f"nothing was made ({str(error).strip().splitlines()[0] if str(error) else type(error).__name__}), which")
     wanted = own if isinstance(own, tuple | list) else (own,)
+    if wanted[0].shape != state.shape:
+        return Proof(float("inf"), f"the shape of what the layer returns, {tuple(wanted[0].shape)} for {tuple(state.shape)},")
     if isinstance(own, tuple | list) != (block.returns is not None) or len(wanted) != len(made):
         return Proof(float("inf"), "what the layer returns")
     for place, (one, other) in enumerate(zip(made, wanted, strict=True)):
