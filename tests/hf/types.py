@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
 from residua.hf.anatomy import to_json
 from residua.hf.convert import convert
 from residua.hf.find import find
@@ -45,7 +46,8 @@ SMALL: dict[str, Any] = {
     "d_model": WIDTH, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64, "n_layers": LAYERS,
     "n_heads": HEADS, "max_seq_len": 64, "ffn_dim": 48, "ffn_hidden_size": 48, "num_layers": LAYERS, "d_ff": 48,
     "decoder_layers": LAYERS, "decoder_attention_heads": HEADS, "decoder_ffn_dim": 48, "encoder_layers": LAYERS,
-    "encoder_attention_heads": HEADS, "encoder_ffn_dim": 48, "n_inner": 48, "rotary_dim": 4, "word_embed_proj_dim": WIDTH,
+    "encoder_attention_heads": HEADS, "encoder_ffn_dim": 48, "n_inner": 48, "rotary_dim": 4,
+    "word_embed_proj_dim": WIDTH,
     "attention_heads": HEADS, "embedding_size": WIDTH, "input_embedding_size": WIDTH, "output_embedding_size": WIDTH,
     "dim_ff": 48, "dim_head": 8, "lru_width": WIDTH, "attention_window_size": 6, "vocab_size_per_layer_input": VOCAB,
     "hidden_size_per_layer_input": 8, "dff": 48, "kv_channels": 8, "swa_num_attention_heads": HEADS,
@@ -61,30 +63,49 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "cohere_compass_text": {
         "layer_types": ["sliding_attention", "full_attention"],
-        "rope_parameters": dict.fromkeys(("sliding_attention", "full_attention"), {"rope_type": "default", "rope_theta": 1e4}),
+        "rope_parameters": {
+            each: {"rope_type": "default", "rope_theta": 1e4} for each in ("sliding_attention", "full_attention")
+        },
     },
     "dbrx": {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": WIDTH},
     },
-    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0, "laurel_rank": 4},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_kv_shared_layers": 0,
+        "laurel_rank": 4,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
     "granitemoehybrid": {"layer_types": TURNS, "residual_multiplier": 0.5},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 0},
-    "kimi_linear": {"layer_types": TURNS, "mlp_layer_types": ["dense", "sparse"], "linear_head_dim": 8, "linear_num_heads": 4},
+    "kimi_linear": {
+        "layer_types": TURNS,
+        "mlp_layer_types": ["dense", "sparse"],
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "longcat_flash": {"moe_topk": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 24, "head_dim": 8},
     "mamba2": {"num_heads": 4, "head_dim": 16},
     "minimax": {"layer_types": TURNS, "block_size": 4, "full_attn_alpha_factor": 1.5, "mlp_beta_factor": 0.5},
-    "nemotron_h": {"layers_block_type": ["mamba", "attention", "mlp", "moe"], "moe_shared_expert_intermediate_size": 24},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention", "mlp", "moe"],
+        "moe_shared_expert_intermediate_size": 24,
+    },
     "olmo_hybrid": {"layer_types": TURNS},
     "qwen3_5_moe_text": {"layer_types": TURNS},
     "qwen3_5_text": {"layer_types": TURNS},
     "qwen3_next": {"layer_types": TURNS},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "xlstm": {"num_heads": 4, "chunk_size": 16},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"], "n_mamba_heads": 2, "attention_hidden_size": 64, "attention_head_dim": 16},
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "n_mamba_heads": 2,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+    },
     "zamba2": {"layers_block_type": ["mamba", "hybrid"], "n_mamba_heads": 4, "mamba_ngroups": 1},
     "zaya": {"num_experts_per_tok": 1, "router_hidden_size": 8},
 }
@@ -136,8 +157,18 @@ def built(model_type: str) -> None:
     try:
         with torch.device("meta"):
             size = sum(each.numel() for each in AutoModelForCausalLM.from_config(config_of(model_type)).parameters())
-    except (ImportError, AssertionError, AttributeError, KeyError, TypeError, ValueError, StrictDataclassError) as error:
-        raise ValueError(f"not tried: its tiny configuration does not build ({str(error).strip().splitlines()[-1].strip()})") from None
+    except (
+        ImportError,
+        AssertionError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        StrictDataclassError,
+    ) as error:
+        raise ValueError(
+            f"not tried: its tiny configuration does not build ({str(error).strip().splitlines()[-1].strip()})"
+        ) from None
     if size > MOST:
         raise ValueError("not tried: it holds models of other things than text; convert its text model")
 

@@ -71,8 +71,12 @@ class Fused:
 
     def of(self, config: Config) -> Fused:
         """It, with the numbers of one configuration."""
+        return Fused(self.name, *self.layout(config))
+
+    def layout(self, config: Config) -> tuple[tuple[int, int, int], int]:
+        """The sizes and how many groups of them, for one configuration."""
         sizes = self.sizes(config) if callable(self.sizes) else self.sizes
-        return Fused(self.name, sizes, self.groups(config) if callable(self.groups) else self.groups)
+        return sizes, self.groups(config) if callable(self.groups) else self.groups
 
 
 Projections = tuple[str, str, str] | Fused
@@ -280,7 +284,7 @@ KEPT = frozenset({"attn", "mlp"})
 
 
 def anatomy_of(config: Config) -> Anatomy | None:
-    """The anatomy of a configuration: that which a conversion stored in it, else its row, else None: it is to be found."""
+    """The anatomy of a configuration: what a conversion stored in it, else its row, else None: it is to be found."""
     refuse_type(config)
     stored = getattr(config, "anatomy", None)
     if stored is not None:
@@ -308,16 +312,23 @@ def to_json(anatomy: Anatomy) -> dict[str, Any]:
         "order": list(anatomy.order),
         "blocks": [
             {
-                "parts": [{key: value for key, value in asdict(part).items() if value is not None} for part in block.parts],
-                "projections": _listed(block.projections)
-                if not isinstance(block.projections, Fused)
-                else asdict(block.projections) | {"sizes": list(block.projections.sizes)},
+                "parts": [
+                    {key: each for key, each in asdict(part).items() if each is not None} for part in block.parts
+                ],
+                "projections": _made_by(block.projections),
                 "beside": list(block.beside),
                 "returns": _listed(block.returns),
             }
             for block in anatomy.blocks
         ],
     }
+
+
+def _made_by(made: Projections | None) -> Any:
+    if not isinstance(made, Fused):
+        return _listed(made)
+    sizes, groups = made.layout(None)  # of one configuration already
+    return {"name": made.name, "sizes": list(sizes), "groups": groups}
 
 
 def _listed(names: tuple[str, ...] | None) -> list[str] | None:
@@ -348,7 +359,7 @@ def from_json(stored: Mapping[str, Any]) -> Anatomy:
 
 
 def probe(backbone: Model, anatomy: Anatomy) -> None:
-    """Refuse a backbone whose modules are not where its anatomy says: another release, or a fine-tune with other code."""
+    """Refuse a backbone whose modules are not where its anatomy says: another release, or other code."""
     name = type(backbone).__name__
     missing = [each for each in (anatomy.layers, anatomy.norm) if not has(backbone, each)]
     if not missing:

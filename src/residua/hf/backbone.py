@@ -9,8 +9,8 @@ from residua.hf.anatomy import Class, Model
 
 def prefix_of(cls: Class) -> str:
     """The attribute under which a model class has its backbone: that of the backbone's class, where the two differ."""
-    backbone = AutoModel._model_mapping.get(cls.config_class, None)
-    if isinstance(backbone, type) and backbone.config_class is cls.config_class:
+    backbone: Class = AutoModel._model_mapping.get(cls.config_class, None)
+    if getattr(backbone, "config_class", None) is cls.config_class:
         return str(backbone.base_model_prefix)
     return str(cls.base_model_prefix)
 

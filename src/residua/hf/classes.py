@@ -1,6 +1,7 @@
 """Classes of converted models, made from Hugging Face's own: `ResiduaLlamaForCausalLM`, `ResiduaLlamaConfig`, ...
 
-    config    the base's, with `stream` (the design), `layout`, `anatomy` (where it was found) and `identity`; model_type is "residua_" + the base's
+    config    the base's, with `stream` (the design), `layout`, `anatomy` (where it was found) and `identity`;
+              model_type is "residua_" + the base's
     model     the base's, whose backbone has a `stream`; HF keys stay, new ones lie under `stream` and `inserted`
 
 They are made when they are first asked for, and Auto classes learn of the models when a config is first made.
@@ -47,7 +48,10 @@ def config_class(base_type: str) -> Class:
         "anatomy": None,
         "identity": None,
         "__annotations__": {
-            "stream": "dict | None", "layout": "str | None", "anatomy": "dict | None", "identity": "dict | None",
+            "stream": "dict | None",
+            "layout": "str | None",
+            "anatomy": "dict | None",
+            "identity": "dict | None",
         },
     }
     config = made(f"Residua{base.__name__}", (ConvertedConfig, base), body)

@@ -37,13 +37,6 @@ class Converted(Base):
         install(self)
 
     @classmethod
-    def is_custom_code(cls) -> bool:
-        """As of the base: what is added starts through `transformers.initialization`, and modules whose parameters were
-        all loaded may still have buffers to fill."""
-        base: Class = next(each for each in cls.__mro__ if not each.__module__.startswith("residua."))
-        return bool(base.is_custom_code())
-
-    @classmethod
     def from_pretrained(cls, *args: Argument, output_loading_info: bool = False, **kwargs: Argument) -> Model:
         """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
         if kwargs.get("use_safetensors") is False:
@@ -51,6 +44,12 @@ class Converted(Base):
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
         check_loaded(model, info)
         return (model, info) if output_loading_info else model
+
+    def _initialize_weights(self, module: nn.Module, *custom: bool) -> None:
+        # transformers leaves out, of a class that is not its own, every module whose tensors were all loaded: also one
+        # that has none, and fills buffers of its children (FalconH1Model).
+        own = next((True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))), False)
+        super()._initialize_weights(module, *(custom if own else ()))
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Inserted):

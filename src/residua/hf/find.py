@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from transformers import AutoModel
 
 from residua.hf.anatomy import Anatomy, Argument, Block, Model
 from residua.hf.backbone import backbone_of
-from residua.hf.parts import mixes, read
+from residua.hf.parts import mixes, read, segments
 from residua.hf.projections import projections
 from residua.hf.proof import Proof, same
 from residua.hf.released.rows import ROWS as RELEASED
@@ -57,7 +58,9 @@ def find(model: Model) -> Anatomy:
     """The anatomy of a model; ValueError with what was found and what differs where there is none."""
     backbone, name = backbone_of(model), str(model.config.model_type)
     if name in RELEASED:
-        raise NotFound(f"{name} has a residual stream of its own, which is one of our designs already: use open_released")
+        raise NotFound(
+            f"{name} has a residual stream of its own, which is one of our designs already: use open_released"
+        )
     if AutoModel._model_mapping.get(type(model.config), None) is not type(backbone):
         raise NotFound(f"{type(backbone).__name__} is the half of another model that decodes, and no model of its own")
     with _quiet(model):
@@ -122,7 +125,9 @@ def locate(backbone: Model, name: str) -> Place:
     try:
         backbone(**_inputs(backbone), use_cache=False)
     except Exception as error:
-        raise NotFound(f"{name} does not run on token ids alone ({_line(error)}), so its anatomy is not found") from error
+        raise NotFound(
+            f"{name} does not run on token ids alone ({_line(error)}), so its anatomy is not found"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -141,10 +146,12 @@ def locate(backbone: Model, name: str) -> Place:
             continue
         states = [(calls[member][0], calls[member][1][0]) for member in members]
         shape = states[0][1].shape
-        if len(shape) != 3 or any(made.shape != shape or (handed is not None and handed.shape != shape) for handed, made in states):
+        if len(shape) != 3 or any(
+            made.shape != shape or (handed is not None and handed.shape != shape) for handed, made in states
+        ):
             reason = f"the layers in {path} carry states of another shape than [batch, token, width]"
             continue
-        if any(before[1] is not after[0] for before, after in zip(states, states[1:], strict=False)):
+        if any(before[1] is not after[0] for before, after in pairwise(states)):
             reason = f"between the layers in {path} the model changes the stream"
             continue
         if best is None:
@@ -174,10 +181,14 @@ def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]
     """What every layer is, proved on a prompt with padding, one without, and a token after it."""
     found: list[Found] = []
 
-    def first(place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def first(
+        place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> None:
         found.append(_read(layer, forward, args, kwargs, place, name, backbone.config))
 
-    def again(place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> None:
+    def again(
+        place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    ) -> None:
         with _float(layer):
             state, keywords = _handed(forward, args, kwargs)
             each = found[place]
@@ -213,7 +224,11 @@ def _instead(layers: nn.ModuleList, run: Argument) -> Iterator[None]:
             forward = layer.forward
 
             def looked_at(
-                *args: Argument, layer: Model = layer, forward: Argument = forward, place: int = place, **kwargs: Argument
+                *args: Argument,
+                layer: Model = layer,
+                forward: Argument = forward,
+                place: int = place,
+                **kwargs: Argument,
             ) -> Argument:
                 run(place, layer, forward, args, kwargs)
                 return forward(*args, **kwargs)
@@ -236,12 +251,16 @@ def _float(layer: nn.Module) -> Iterator[None]:
         yield
 
 
-def _handed(forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]) -> tuple[Tensor, dict[str, Argument]]:
+def _handed(
+    forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+) -> tuple[Tensor, dict[str, Argument]]:
     """A random state in place of the layer's, and its other arguments by name, copied, in float32."""
     bound = inspect.signature(forward).bind(*args, **kwargs)
     bound.apply_defaults()
     given = dict(bound.arguments)
-    more = next((each.name for each in inspect.signature(forward).parameters.values() if each.kind is each.VAR_KEYWORD), None)
+    more = next(
+        (each.name for each in inspect.signature(forward).parameters.values() if each.kind is each.VAR_KEYWORD), None
+    )
     extra = given.pop(more, {}) if more else {}
     state_name = next(iter(given))
     state = given.pop(state_name)
@@ -270,8 +289,9 @@ def _read(
         failed: Proof | None = None
         tried: Block | None = None
         try:
+            after = [each for _, end in segments(seen) if isinstance(each := seen.made[end], Tensor)]
             for block, _ in read(seen, named, cache or "past_key_values", attention):
-                proof = same(block, layer, forward, state, keywords)
+                proof = same(block, layer, forward, state, keywords, after)
                 if proof.holds:
                     return Found(replace(block, projections=made, beside=beside), proof, cache)
                 failed, tried = failed or proof, tried or block
@@ -296,7 +316,7 @@ def _projections(seen: Trace, cache: str, config: Argument) -> tuple[Argument, t
             continue
         try:
             made, beside = projections(node.module, args, kwargs, x, config)
-        except Exception:  # noqa: BLE001
+        except Exception:
             continue
         if made is not None:
             return made, beside, node.path

@@ -123,7 +123,7 @@ class OnStreamLayer:
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
 
             read = runner.read(flow, site, normed)
-            shared: tuple[Tensor, ...] = ()
+            shared: list[Tensor] = []
             if part is None:
                 y = inserted(*read.lanes, mask=mask, kept=kept)
             elif stream.sided and part.attends:

@@ -65,7 +65,9 @@ def known(config: Config) -> Anatomy:
     """The anatomy of a converted model, which its config has or its row."""
     anatomy = anatomy_of(config)
     if anatomy is None:
-        raise ValueError(f"the config of this {config.model_type} has no anatomy: put back the one that was saved with it")
+        raise ValueError(
+            f"the config of this {config.model_type} has no anatomy: put back the one that was saved with it"
+        )
     return anatomy
 
 

@@ -19,7 +19,8 @@ class LaneHooks:
     def __init__(self, attention: nn.Module, block: Block, config: Config) -> None:
         assert block.projections is not None  # `plan` gave this attention three lanes
         projections, self.width = block.projections, int(config.hidden_size)
-        self.fused = projections.of(config) if isinstance(projections, Fused) else None
+        self.fused = projections.name if isinstance(projections, Fused) else None
+        self.sizes, self.groups = projections.layout(config) if isinstance(projections, Fused) else ((0, 0, 0), 0)
         names = (projections.name,) if isinstance(projections, Fused) else projections
         self.lane = {name: lane for lane, name in enumerate(names)} | dict.fromkeys(block.beside, 0)
         self.hooked: dict[str, nn.Module] = {}
@@ -35,7 +36,7 @@ class LaneHooks:
             for handle in self.handles.get(name, ()):
                 handle.remove()
             self.hooked[name] = module
-            if self.fused is not None and name == self.fused.name:
+            if name == self.fused:
                 self.handles[name] = [
                     module.register_forward_pre_hook(self.lanes_as_batches),
                     module.register_forward_hook(self.own_thirds),
@@ -55,10 +56,8 @@ class LaneHooks:
 
     def own_thirds(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """From the answers to q, k and v, the parts that are q, k and v."""
-        assert self.fused is not None  # this hook is put on a fused projection alone
-        answers = output.unflatten(-1, (self.fused.groups, sum(self.fused.sizes))).chunk(3)
-        thirds = [answer.split(self.fused.sizes, -1)[lane] for lane, answer in enumerate(answers)]
-        return torch.cat(thirds, -1).flatten(-2)
+        answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
+        return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
 
 
 class OwnLane:

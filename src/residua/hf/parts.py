@@ -132,9 +132,10 @@ class Writer:
             self.exact = False
             line = f"{self._text(Ref(self.end))} - raw"
         else:
-            found, line = self._answer(Ref(self.end), zeroed)
-            if not found or line is None:
+            found, answer = self._answer(Ref(self.end), zeroed)
+            if not found or answer is None:
                 raise Unnamed("the site is no sum of the stream and something else")
+            line = answer
         text = "; ".join([*self.steps, _bare(line)])
         norm = None if self.norm is None else self.trace.nodes[self.norm].path
         part = Part(kind, main.path, norm, text=text)
@@ -173,7 +174,11 @@ class Writer:
                 uses[ref.node] = uses.get(ref.node, 0) + 1
         returned = {each.node for each in self.trace.returned[1:] if isinstance(each, Ref)}
         inside = range(self.start + 1, self.end)
-        self.kept = {place for place in inside if uses.get(place, 0) > 1 or place in returned} - {self.norm}
+        kept = {place for place in inside if uses.get(place, 0) > 1 or place in returned}
+        for place in reversed(inside):  # a sum that is used as it is and taken apart: what it adds runs once
+            if place in kept and self.trace.nodes[place].what in ADDS:
+                kept |= {ref.node for ref in self.trace.nodes[place].refs() if ref.node in inside}
+        self.kept = kept - {self.norm}
 
     def _answer(self, ref: Ref, zeroed: bool) -> tuple[bool, str | None]:
         """Whether a result is the stream and something else, and that, written; None for the stream alone."""
@@ -194,7 +199,7 @@ class Writer:
             found, inner = self._answer(node.args[0], zeroed)
             return found, f"torch.like({inner}, raw)" if inner is not None and node.what in SHAPES else inner
         if zeroed and node.module is not None and any(each.node == self.start for each in node.refs()):
-            text, returned = self._call(ref.node, zeroed=True), [each for each in self.trace.returned[1:]]
+            text, returned = self._call(ref.node, zeroed=True), self.trace.returned[1:]
             if any(isinstance(each, Ref) and each.node == ref.node for each in returned):
                 self.names[ref.node] = f"y{len(self.names)}"
                 self.steps.append(f"{self.names[ref.node]} = {text}")
@@ -266,14 +271,24 @@ class Writer:
         if not args and first in kwargs and isinstance(kwargs[first], Ref):
             args = [kwargs.pop(first)]
         rest = kwargs.pop(PASSED_ON, False) is None
-        kwargs = {name: value for name, value in kwargs.items() if not (rest and value == Keyword(name) and name not in self.named)}
+        kwargs = {
+            name: value
+            for name, value in kwargs.items()
+            if not (rest and value == Keyword(name) and name not in self.named)
+        }
         own = all(kwargs.get(name) == Keyword(name) for name in self.named)
-        shown = [] if rest and own else [f"{name}={_bare(self._given(value, node, zeroed))}" for name, value in kwargs.items()]
+        shown = (
+            []
+            if rest and own
+            else [f"{name}={_bare(self._given(value, node, zeroed))}" for name, value in kwargs.items()]
+        )
         if rest and own:
             others = {name: value for name, value in kwargs.items() if name not in self.named}
             shown = [f"{name}={_bare(self._given(value, node, zeroed))}" for name, value in others.items()]
         given = [_bare(self._given(value, node, zeroed)) for value in args]
-        return f"{_path(node.path)}({', '.join([*given, *shown, *(['**kwargs' if own else '**rest'] if rest else [])])})"
+        return (
+            f"{_path(node.path)}({', '.join([*given, *shown, *(['**kwargs' if own else '**rest'] if rest else [])])})"
+        )
 
     def _given(self, value: Argument, node: Node, zeroed: bool) -> str:
         """An argument of a module: the stream is x where there is no norm, and attention is fed lanes."""

@@ -1,22 +1,22 @@
 """What one site of a decoder layer computes, as a line of text that is read and never executed as code.
 
-    post_attention_layernorm(self_attn(lanes, **kwargs)) * self.residual_multiplier
+post_attention_layernorm(self_attn(lanes, **kwargs)) * self.residual_multiplier
 
-    lanes          what the design feeds attention: one input, or q, k and v side by side
-    x              the norm of what was read, in its first lane; without a norm, what was read
-    raw, zero      what was read itself; as many zeros
-    child(...)     a module of the layer, by its path; where it returns several things the first is meant, or `[i]`
-    self.name      an attribute or a parameter of the layer
-    name           a keyword argument of the layer; **kwargs all of them, **rest those that its forward does not name
-    torch.tanh(x)  one of `FUNCTIONS`;  + - * / as they are
-    a = ...; a[1]  a result with a name, which later sites of the layer and its return may use
+lanes          what the design feeds attention: one input, or q, k and v side by side
+x              the norm of what was read, in its first lane; without a norm, what was read
+raw, zero      what was read itself; as many zeros
+child(...)     a module of the layer, by its path; where it returns several things the first is meant, or `[i]`
+self.name      an attribute or a parameter of the layer
+name           a keyword argument of the layer; **kwargs all of them, **rest those that its forward does not name
+torch.tanh(x)  one of `FUNCTIONS`;  + - * / as they are
+a = ...; a[1]  a result with a name, which later sites of the layer and its return may use
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -49,13 +49,10 @@ FUNCTIONS: Mapping[str, Callable[..., Argument]] = MappingProxyType(
         "sigmoid": lambda layer, value: torch.sigmoid(value),
         "flat": lambda layer, value: value.reshape(-1, value.shape[-1]),
         "like": lambda layer, value, other: value.reshape(other.shape),
-        "float": lambda layer, value: value.float(),
-        "typed": lambda layer, value, other: value.to(other.dtype),
-        "cat": lambda layer, *values: torch.cat(values, -1),
     }
 )
-"""What a line may use besides the layer's modules: dropout(x, p) where the layer trains, x as rows of channels, x in
-the shape of another, in float32, in the type of another, and several side by side."""
+"""What a line may use besides the layer's modules: dropout(x, p) where the layer trains, x as rows of channels, and
+x in the shape of another."""
 
 OPERATORS: Mapping[type[ast.operator], Callable[[Argument, Argument], Argument]] = MappingProxyType(
     {
@@ -99,7 +96,7 @@ def first(value: Argument) -> Argument:
     return value[0] if isinstance(value, tuple | list) else value
 
 
-@lru_cache(maxsize=None)
+@cache
 def program(text: str) -> Program:
     """The line, read once."""
     return Program(text)
@@ -161,7 +158,7 @@ def _tensor(node: ast.expr) -> Evaluate:
 
 
 def _keyword(frame: Frame, name: str) -> Argument:
-    return frame.keywords[name] if name in frame.keywords else frame.defaults.get(name)
+    return frame.keywords[name] if name in frame.keywords else frame.defaults[name]
 
 
 def _attribute(path: tuple[str, ...]) -> Evaluate:

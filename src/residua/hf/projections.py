@@ -98,7 +98,8 @@ def _seeing(attention: nn.Module, answer: Call, x: Tensor) -> dict[str, nn.Modul
     return {
         name: module
         for name, module in found.items()
-        if not any(other.startswith(f"{name}.") for other in found) and any(each.ndim > 1 for each in module.parameters())
+        if not any(other.startswith(f"{name}.") for other in found)
+        and any(each.ndim > 1 for each in module.parameters())
     }
 
 

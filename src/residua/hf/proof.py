@@ -8,6 +8,7 @@ To the last bit; or within `ULPS` units in the last place of the largest number 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from residua.hf.anatomy import Argument, Block, Model
 from residua.hf.forward import defaults, ready
 from residua.hf.program import Frame, child, first, program
 
+STATE = "the state that the layer returns"
 ULPS = 8
 """Units in the last place of the largest number of a state: what adding in another order may move."""
 
@@ -27,7 +29,7 @@ class Proof:
 
     gap: float
     """The largest difference, in units in the last place of the largest number; infinite where one gave nothing."""
-    where: str = "the state that the layer returns"
+    where: str = STATE
     """The first tensor that differs."""
 
     @property
@@ -50,36 +52,61 @@ class Proof:
 
 def shown(block: Block) -> str:
     """An anatomy on one line."""
-    return " | ".join(f"{part.kind}: {f'x = {part.norm}(raw), ' if part.norm else ''}raw + {part.line}" for part in block.parts)
+    return " | ".join(
+        f"{part.kind}: {f'x = {part.norm}(raw), ' if part.norm else ''}raw + {part.line}" for part in block.parts
+    )
 
 
-def same(block: Block, layer: Model, forward: Argument, state: Tensor, keywords: dict[str, Argument]) -> Proof:
-    """Compare a layer's own forward with its anatomy."""
+def same(
+    block: Block,
+    layer: Model,
+    forward: Argument,
+    state: Tensor,
+    keywords: dict[str, Argument],
+    after: Sequence[Tensor] = (),
+) -> Proof:
+    """Compare a layer's own forward with its anatomy; `after` is what the layer was seen to have after each site."""
+    sites: list[Tensor] = []
     own = forward(state.clone(), **copy.deepcopy(keywords))
     try:
-        made = replay(block, layer, state.clone(), copy.deepcopy(keywords))
+        made = replay(block, layer, state.clone(), copy.deepcopy(keywords), sites)
     except (AttributeError, KeyError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        return Proof(float("inf"), f"nothing was made ({str(error).strip().splitlines()[0] if str(error) else type(error).__name__}), which")
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return Proof(float("inf"), f"{STATE} could not be made ({line}) and")
     wanted = own if isinstance(own, tuple | list) else (own,)
     if wanted[0].shape != state.shape:
-        return Proof(float("inf"), f"the shape of what the layer returns, {tuple(wanted[0].shape)} for {tuple(state.shape)},")
+        return Proof(
+            float("inf"), f"the shape of what the layer returns, {tuple(wanted[0].shape)} for {tuple(state.shape)},"
+        )
     if isinstance(own, tuple | list) != (block.returns is not None) or len(wanted) != len(made):
         return Proof(float("inf"), "what the layer returns")
     for place, (one, other) in enumerate(zip(made, wanted, strict=True)):
         if isinstance(other, Tensor):
             gap = units(one, other)
             if gap > (ULPS if not place else 0):
-                return Proof(gap, f"item {place} of what the layer returns" if place else Proof.where)
+                return Proof(gap, f"item {place} of what the layer returns" if place else _first(block, sites, after))
     return Proof(units(made[0], wanted[0]))
 
 
-def replay(block: Block, layer: Model, state: Tensor, keywords: dict[str, Argument]) -> tuple[Argument, ...]:
-    """What a layer returns, made from its anatomy."""
+def _first(block: Block, sites: Sequence[Tensor], after: Sequence[Tensor]) -> str:
+    """The first site after which the stream is not the layer's."""
+    for place, (one, other) in enumerate(zip(sites, after, strict=False)):
+        if units(one, other.view_as(one)) > ULPS:
+            return f"the stream after site {place} ({block.parts[place].kind}, {block.parts[place].sublayer})"
+    return STATE
+
+
+def replay(
+    block: Block, layer: Model, state: Tensor, keywords: dict[str, Argument], sites: list[Tensor] | None = None
+) -> tuple[Argument, ...]:
+    """What a layer returns, made from its anatomy; the stream after each site is added to `sites`."""
     frame = Frame(layer, {}, keywords, defaults(type(layer).forward))
     for part in ready(block):
         x = child(layer, part.norm)(state) if part.norm else state
         frame.values.update(x=x, lanes=x, raw=state)
         state = state + first(part.answer(frame))
+        if sites is not None:
+            sites.append(state)
     return (state, *(program(each)(frame) for each in block.returns or ()))
 
 

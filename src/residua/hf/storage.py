@@ -31,16 +31,25 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
     if Path(source).is_dir():
         check_weights(Path(source))
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        model, info = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, revision=revision or "main", use_safetensors=True,
-            trust_remote_code=False,
+            trust_remote_code=False, output_loading_info=True,
         )  # fmt: skip
     except OSError as error:
         raise ValueError(f"{source}: {_first_line(error)}") from None
     except ValueError as error:
         if type(config) in AutoModelForCausalLM._model_mapping:
             raise
-        raise ValueError(f"no anatomy for {config.model_type!r}: transformers has no causal language model of it") from error
+        raise ValueError(
+            f"no anatomy for {config.model_type!r}: transformers has no causal language model of it"
+        ) from error
+    absent = sorted(info["missing_keys"])
+    if absent:
+        raise ValueError(
+            f"{source} has no weights for {len(absent)} parameters of a {config.model_type} decoder, such as {absent[0]}: "
+            "its config.json is another model's"
+        )
+    return model
 
 
 def load_config(source: str, *, revision: str | None = None) -> Config:

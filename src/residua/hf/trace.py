@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from residua.hf.anatomy import Argument, Model
 
 PASSED_ON = "residua_passed_on"
-"""A keyword that no module knows: who receives it is handed every keyword of the layer that its forward does not name."""
+"""A keyword that no module knows: who receives it is handed all keywords that the layer's forward does not name."""
 
 
 class Ref(NamedTuple):
@@ -75,6 +75,8 @@ class Trace:
     """What came back, the state first; of a layer that returns one tensor, that alone."""
     several: bool = False
     """Whether the layer returned a tuple."""
+    made: list[Argument] = field(default_factory=list)
+    """What every node made."""
 
 
 class Unnamed(ValueError):
@@ -94,7 +96,9 @@ class Watch(TorchFunctionMode):
         self.calls: list[Node] = []
         self.tensors = {id(each): name for name, each in (*layer.named_parameters(), *layer.named_buffers())}
 
-    def __torch_function__(self, func: Argument, types: Argument, args: Argument = (), kwargs: Argument = None) -> Argument:
+    def __torch_function__(
+        self, func: Argument, types: Argument, args: Argument = (), kwargs: Argument = None
+    ) -> Argument:
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if self.depth or not _holds_tensors(made):
@@ -107,7 +111,9 @@ class Watch(TorchFunctionMode):
             return made  # nothing was done: no change of type or shape was needed
         if isinstance(made, Tensor) and name == "dropout" and any(made is each for each in handed):
             made = made.clone()  # a result of its own, though nothing is dropped in evaluation
-        node = Node(name, args=tuple(map(self.named, args)), kwargs={key: self.named(each, key) for key, each in kwargs.items()})
+        node = Node(
+            name, args=tuple(map(self.named, args)), kwargs={key: self.named(each, key) for key, each in kwargs.items()}
+        )
         self.add(node, made)
         return made
 
@@ -169,7 +175,9 @@ class Watch(TorchFunctionMode):
 
 
 def _holds_tensors(made: Argument) -> bool:
-    return isinstance(made, Tensor) or (isinstance(made, tuple | list) and any(isinstance(each, Tensor) for each in made))
+    return isinstance(made, Tensor) or (
+        isinstance(made, tuple | list) and any(isinstance(each, Tensor) for each in made)
+    )
 
 
 class Unnameable(NamedTuple):
@@ -209,7 +217,7 @@ def trace(layer: Model, forward: Argument, state: Tensor, keywords: dict[str, Ar
         made = forward(state, **keywords, **{PASSED_ON: None}) if takes_more(forward) else forward(state, **keywords)
     several = isinstance(made, tuple | list)
     returned = tuple(watch.named(each) for each in (made if several else [made]))
-    return Trace(watch.nodes, returned, several), made
+    return Trace(watch.nodes, returned, several, watch.held), made
 
 
 def takes_more(forward: Argument) -> bool:

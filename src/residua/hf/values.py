@@ -27,10 +27,13 @@ def check_values(layer: nn.Module, block: Block, config: Config, plan: Plan, spe
     """Refuse a layer whose attention makes other values than the plan says, or none."""
     heads, width = plan.kv
     if block.attention is None:
-        raise ValueError(f"{spec} shares values of attention, and {type(layer).__name__} has no projection that makes them")
+        raise ValueError(
+            f"{spec} shares values of attention, and {type(layer).__name__} has no projection that makes them"
+        )
     attention, fused = layer.get_submodule(block.attention.sublayer), _fused(block, config)
     if fused is not None:
-        made = fused.sizes[2] * fused.groups
+        sizes, groups = fused
+        made = sizes[2] * groups
     else:
         made = getattr(projection_of(attention, block), "out_features", heads * width)
     if made != heads * width:
@@ -39,8 +42,9 @@ def check_values(layer: nn.Module, block: Block, config: Config, plan: Plan, spe
         )
 
 
-def _fused(anatomy: Anatomy | Block, config: Config) -> Fused | None:
-    return anatomy.projections.of(config) if isinstance(anatomy.projections, Fused) else None
+def _fused(anatomy: Anatomy | Block, config: Config) -> tuple[tuple[int, int, int], int] | None:
+    """The layout of a fused projection."""
+    return anatomy.projections.layout(config) if isinstance(anatomy.projections, Fused) else None
 
 
 @contextmanager
@@ -53,7 +57,7 @@ def replaced(
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor | None:
         if fused is not None:
-            sizes, groups = fused.sizes, fused.groups
+            sizes, groups = fused
             parts = output.unflatten(-1, (groups, sum(sizes)))
             rest, v = parts.split((sizes[0] + sizes[1], sizes[2]), -1)
             made.append(v.flatten(-2))
