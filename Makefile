@@ -19,7 +19,7 @@ help: ## this list
 setup: ## .venv with everything the tests and the tools need
 	@$(SETUP) dev
 
-demo: ## compare four designs over three seeds, offline, in some minutes (installs the core only)
+demo: ## compare designs along depth and along the sequence, offline, in some minutes (installs the core only)
 	@$(SETUP) core
 	$(BIN)/residua compare --plan recipes/demo.toml --out runs/demo --jobs 2
 

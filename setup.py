@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import shutil
 import sys
+import types
 from pathlib import Path
 
 from setuptools import Distribution, setup
@@ -20,10 +21,13 @@ CITED = ("*/results.json", "*/tasks/*.json")
 
 
 def builder():
-    """residua.native.build, which needs neither residua nor torch."""
-    spec = importlib.util.spec_from_file_location("residua_native_build", NATIVE / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """residua.native.build, which needs neither the package around it nor torch."""
+    for name in ("residua", "residua.native"):
+        sys.modules.setdefault(name, types.ModuleType(name))
+    for name in ("sealed", "build"):
+        spec = importlib.util.spec_from_file_location(f"residua.native.{name}", NATIVE / f"{name}.py")
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     return module
 
 

@@ -23,6 +23,7 @@ import residua
 from residua import testing
 from residua.cli import designs
 from residua.cli.designs import STARTS, details
+from residua.lab.report.guide import VIEWS
 from residua.options import options_of
 from residua.registry import wrappers
 from residua.spec import render_value
@@ -104,6 +105,20 @@ def design_section(name: str) -> str:
         f"**Paper** {linked(row['paper'])}",
     ]
     return "\n\n".join(parts)
+
+
+def report_views() -> str:
+    """The views of a report: what to look for, how each is used, and its legend."""
+    parts = []
+    for view in VIEWS.values():
+        rows = [(html.escape(sign), html.escape(meaning)) for sign, meaning in view.legend]
+        parts += [
+            f"### {view.title}",
+            f"*{view.look}*",
+            view.more,
+            table(("shown", "means"), rows, ("means",)) if rows else "",
+        ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def law_sections() -> str:
@@ -254,6 +269,7 @@ ANSWERS: dict[str, Callable[..., str]] = {
     for function in (
         design_table,
         design_sections,
+        report_views,
         law_sections,
         law_layouts,
         law_counts,

@@ -13,7 +13,13 @@ import torch
 
 OLDEST, ENGINES = Path(sys.prefix) / "oldest", Path(sys.prefix) / "engines"
 CURES = {
+    "arm": (
+        "a compiler and an emulator of arm64",
+        "apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+    ),
     "browser": ("chromium and playwright", "apt-get install chromium && make setup"),
+    "clang": ("clang", "apt-get install clang"),
+    "clients": ("transformers' server and onnxruntime", "RESIDUA_REQUIRE=clients make setup"),
     "cluster": ("ray", "RESIDUA_REQUIRE=cluster make setup"),
     "engines": ("torchtitan and Lightning", "RESIDUA_REQUIRE=engines make setup"),
     "eval": ("lm-eval and transformers", "RESIDUA_REQUIRE=eval make setup"),
@@ -25,11 +31,17 @@ def missing(tool: str) -> bool:
     """Whether what a mark needs is absent."""
     if tool == "browser":
         return not shutil.which("chromium") or importlib.util.find_spec("playwright") is None
+    if tool in ("arm", "clang"):
+        return not all(map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64") if tool == "arm" else ("clang",)))
     if tool == "oldest":
         return not (OLDEST / "transformers").is_dir()
     if tool == "engines":
         return not (ENGINES / "torchtitan").is_dir()
-    needed = {"cluster": ("ray",), "eval": ("lm_eval", "transformers")}
+    needed = {
+        "clients": ("fastapi", "openai", "onnxruntime", "onnxscript"),
+        "cluster": ("ray",),
+        "eval": ("lm_eval", "transformers"),
+    }
     return any(importlib.util.find_spec(name) is None for name in needed[tool])
 
 

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from residua.cli import app
 from residua.lab.compare import read_plan
+from residua.lab.compare.verdict import verdict
 
 pytestmark = pytest.mark.slow  # commands in processes of their own
 
@@ -37,6 +40,40 @@ def test_results_belong_to_their_plan(file):
     assert [row["label"] for row in results["rows"]] == [variant.label for variant in plan.variants()]
     assert len(results["runs"]) == len(plan.variants()) * len(plan.seeds)
     assert len(results["fingerprints"]) == 1
+
+
+def test_demo_trains_at_the_rates_that_a_committed_run_chose():
+    """Each row's is the best on the tuning seeds, which the demo does not report, and inside the grid."""
+    plan, chose = (read_plan(ROOT / "recipes" / f"{name}.toml") for name in ("demo", "demo-rates"))
+    found = json.loads((ROOT / "results" / "demo" / "rates.json").read_text())
+    assert found["plan"] == chose.to_json()
+    assert found["command"].startswith("residua compare --plan recipes/demo-rates.toml")
+    assert not set(chose.tune.seeds) & set(plan.seeds)
+    for label, rate in plan.chosen.items():
+        losses = {}
+        for run in found["tuning"]:
+            if run["label"] == label:
+                losses.setdefault(run["lr"], []).append(run["loss"])
+        assert sorted(losses) == sorted(chose.tune.lr)
+        assert min(losses, key=lambda lr: sum(losses[lr])) == rate
+        assert min(losses) < rate < max(losses)
+    assert chose.to_json() | {"chosen": plan.to_json()["chosen"], "tune": plan.to_json()["tune"]} == plan.to_json()
+
+
+def test_demo_has_an_answer():
+    """At equal parameters, by the tool's own statistics: a difference beyond the noise, on one axis, and one inside."""
+    results = json.loads((ROOT / "results" / "demo" / "results.json").read_text())
+    sizes = [row["parameters"] for row in results["rows"]]
+    assert max(sizes) < 1.01 * min(sizes)
+    judged = {row["label"]: row["difference"] for row in results["rows"] if row["difference"]}
+    assert judged["standard | canon,attn,mlp"]["significant"]
+    assert judged["standard | canon,attn,mlp"]["mean"] < 0
+    assert any(gap["significant"] is False for gap in judged.values())
+    told = verdict(results, "runs/demo")
+    assert "standard | canon,attn,mlp" in told["found"]
+    assert told["unclear"]
+    done = CliRunner().invoke(app, [*shlex.split(told["command"])[1:], "--dry-run"])
+    assert done.exit_code == 0, done.exception
 
 
 def test_readme_tables_are_up_to_date():

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
 from typing import Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from residua.spec import Value
+
+MOST = 1 << 24
+"""The largest whole number that an option takes: a window over the longest context."""
+MOST_ROUNDS = 1000
+"""Rounds of an iteration inside every read; papers use 20."""
 
 
 class Option(NamedTuple):
@@ -55,6 +61,11 @@ def check_options(cls: type, options: Mapping[str, Value]) -> None:
         right = type(value) is option.kind or (option.kind is float and type(value) is int)
         if not right or (option.choices and value not in option.choices):
             raise ValueError(f"{design}: {key} takes {option.describe()}, not {value!r}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{design}: {key} must be finite, not {value}")
+        most = MOST_ROUNDS if key == "iterations" else MOST
+        if type(value) is int and abs(value) > most:
+            raise ValueError(f"{design}: {key} is at most {most:,}, not {value:,}")
         if key == "eps" and not 0 <= float(value) < 1:
             raise ValueError(f"{design}: eps takes a number from 0 to below 1, not {value!r}")
 

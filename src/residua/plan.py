@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any
 
 from residua.options import check_options
 from residua.spec import Value, parse_value
+
+MOST_SITES = 20_000
+"""Sublayers of a plan. The deepest networks published have some thousand; far more is a slip of the hand, and would
+take minutes to build before that showed."""
 
 _lanes = {"attn": 3, "swa": 3, "mlp": 1, "conv": 1, "canon": 1}
 LANES: Mapping[str, int] = MappingProxyType(_lanes)
@@ -189,6 +194,9 @@ class Plan:
                       (one head of the whole width by default).
         passes, loop: run the blocks in `loop` (all by default) this often; a layout with a `loop` item says it too.
         """
+        for name, value in (("width", width), ("depth", depth)):
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise ValueError(f"{name} is a whole number, not {value!r}")
         if width < 1:
             raise ValueError(f"a plan needs a width of at least 1, not {width}")
         if depth < 1:
@@ -199,6 +207,11 @@ class Plan:
                 raise ValueError("give passes and loop, or a loop in the layout, not both")
             looped = Loop(passes, *((loop.start, loop.stop - 1) if loop is not None else ()))
         kinds = [slot.kind for slot in parse_layout(layout)]
+        count = depth * len(kinds) * (1 if looped is None else looped.passes)
+        if count > MOST_SITES:
+            raise ValueError(
+                f"depth={depth} with {len(kinds)} in a block is {count:,} sublayers; a plan has {MOST_SITES:,} at most"
+            )
         sites: list[Site] = []
         runs = _runs(depth, looped)
         for layer, (block, lap) in enumerate(runs):

@@ -1,8 +1,12 @@
-"""Designs by name: `register` one, `names` them, `build` one from `"attnres:block=8"`."""
+"""Designs by name: `register` one, `names` them, `build` one from `"attnres:block=8"`.
+
+Those of the package are registered when the registry is first used.
+"""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,6 +21,11 @@ _designs: dict[str, type[Stream]] = {}
 _wrappers: dict[str, type[Stream]] = {}
 
 
+def _fill() -> None:
+    """Register the designs of the package, which come before all others; while they are being registered, nothing."""
+    importlib.import_module("residua.streams")  # by name: a design imports this module
+
+
 def register(name: str) -> Callable[[Design], Design]:
     """A class decorator that makes a `Stream` known as `name`: to `build`, the command line, the docs and every law.
 
@@ -24,6 +33,7 @@ def register(name: str) -> Callable[[Design], Design]:
     """
 
     def add(cls: Design) -> Design:
+        _fill()
         if name in _designs:
             raise ValueError(f"design {name!r} is registered already, by {_designs[name].__qualname__}")
         if not (cls.__doc__ or "").strip():
@@ -50,6 +60,7 @@ def wraps(option: str) -> Callable[[Design], Design]:
 
 def wrappers() -> dict[str, type[Stream]]:
     """What every design can be wrapped in, by the option that asks for it."""
+    _fill()
     return dict(_wrappers)
 
 
@@ -61,11 +72,13 @@ def unregister(name: str) -> None:
 
 def names() -> tuple[str, ...]:
     """Every registered design, in the order of registration, which is the order of the docs."""
+    _fill()
     return tuple(_designs)
 
 
 def design(name: str) -> type[Stream]:
     """The class registered as `name`. Raises ValueError for an unknown name, with the known ones."""
+    _fill()
     if name not in _designs:
         near = difflib.get_close_matches(name, _designs, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""

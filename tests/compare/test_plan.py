@@ -76,6 +76,12 @@ WRONG = [
     ({"also": [{"design": "standard", "layout": "attn", "size": 1}]}, "also takes rows"),
     ({"also": [{"design": "resnet", "layout": "attn,mlp"}]}, "unknown design 'resnet'"),
     ({"also": [{"design": "standard", "layout": "attn,mlp"}]}, "share the folder"),
+    ({"chosen": 3}, "[chosen] is a table"),
+    ({"chosen": {"standard": 1e-3}}, "'delta:blocks=2' is not in it"),
+    ({"chosen": {"standard": 1e-3, "delta:blocks=2": 1e-3, "x": 1}}, "'x' is no row"),
+    ({"chosen": {"standard": 0, "delta:blocks=2": 1e-3}}, "positive numbers, not 0 for standard"),
+    ({"chosen": {"standard": 1, "delta:blocks=2": 1}, "tune": {"lr": [1e-3]}}, "[chosen] and [tune] both"),
+    ({"chosen": {"standard": 1, "delta:blocks=2": 1}, "train": {"lr": 1e-3}}, "[chosen] and [train] both"),
     ({"designs": ["ddl"], "layouts": ["swa:start=zero,mlp"]}, "starts at zero"),
     ({"designs": ["attnres"], "train": {"eps": 1e-3}}, "eps=0.001 must be at most"),
 ]
@@ -135,6 +141,14 @@ def test_plan_has_rows_besides_the_product():
     assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
     assert one.digest != plan().digest
     assert "also" not in plan().to_json()
+
+
+def test_rows_train_at_the_rates_that_were_chosen_for_them():
+    one = plan(chosen={"standard": 1e-3, "delta:blocks=2": 4e-3})
+    assert {run.variant.label: run.config.lr for run in one.runs({})} == one.chosen
+    assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
+    assert one.digest != plan().digest
+    assert "chosen" not in plan().to_json()
 
 
 def test_plan_round_trips_and_its_digest_holds_everything():

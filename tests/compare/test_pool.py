@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from residua.lab.common.files import json_digest
 from residua.lab.compare import ComparePlan, compare
 from residua.lab.compare import execute as executing
 from residua.lab.compare.execute import RunFailed, execute
@@ -34,7 +35,9 @@ class Fake(Pool):
         self.started.append(work.folder.name)
         work.folder.mkdir(parents=True, exist_ok=True)
         if way == "done":
-            (work.folder / "result.json").write_text(json.dumps({"loss": 1.0, "bits_per_byte": 1.0}))
+            digest = json_digest(json.loads(work.job.read_text()))[:16]
+            shutil.copy(work.job, work.folder / "config.json")
+            (work.folder / "result.json").write_text(json.dumps({"loss": 1.0, "bits_per_byte": 1.0, "config": digest}))
             (work.folder / "routing.json").write_text("{}")
             work.end(DONE, "")
         elif isinstance(way, tuple):
@@ -194,3 +197,23 @@ def test_slurm_job_asks_for_what_a_run_needs(tmp_path, monkeypatch):
     plain.start(Work(out / "jobs/run.json", out / "run"))
     assert "gpus" not in script.read_text()
     assert "--cpus-per-task=1" in script.read_text()
+
+
+def test_finished_run_of_another_plan_is_refused_by_name(tmp_path):
+    """Copied in, whole, with its result: the table would be of two plans."""
+    run(Fake(), tmp_path)
+    config = tmp_path / "runs" / "standard" / "seed1" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"lr": 0.5}))
+    with pytest.raises(ValueError, match=r"seed1 holds a run of another plan \(lr is 0\.5 there and 0\.002 here\)"):
+        run(Fake(), tmp_path)
+
+
+def test_result_of_another_config_is_refused_by_name(tmp_path):
+    run(Fake(), tmp_path)
+    result = tmp_path / "runs" / "standard" / "seed1" / "result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"config": "0" * 16}))
+    with pytest.raises(ValueError, match=r"seed1/result\.json is the result of another configuration"):
+        run(Fake(), tmp_path)
+    result.with_name("config.json").unlink()
+    with pytest.raises(ValueError, match=r"seed1 has a result and no config\.json"):
+        run(Fake(), tmp_path)

@@ -1,6 +1,7 @@
 """What the test of `predict_ranks` measures on several processes: `ranks_worker.py OUT JOBS` under torchrun, both JSON.
 
-A job is `PARALLEL SCHEDULE NESTED DESIGN`, such as `pp=2,fsdp=2 interleaved units attnres`.
+A job is `PARALLEL SCHEDULE HOW DESIGN`, such as `pp=2,fsdp=2 interleaved units attnres`; HOW: nested `units` of FSDP in
+a stage, `checkpointed`, `accumulated` micro-batches without stages, or `-`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from residua.scale.layout import Parallel
 from residua.scale.pipeline import SCHEDULES, Pipeline
 from residua.scale.stage import sharded
 
-ROWS, TOKENS, MICRO = 16, 64, 8
+ROWS, TOKENS, MICRO, ACCUMULATED = 16, 64, 8, 4
 SHAPE = {"vocab": 96, "width": 64, "depth": 8, "heads": 4, "init_std": 0.3, "eps": 1e-12}
 
 
@@ -75,16 +76,18 @@ def batch() -> tuple[Tensor, Tensor]:
 
 def measured(job: str) -> dict[str, Any]:
     """The second of two steps, when everything has its place."""
-    layout, schedule, units, design = job.split()
+    layout, schedule, how, design = job.split()
+    again = how == "checkpointed"
     parallel, watch = Parallel.parse(layout), Watch()
     mesh, chosen = parallel.mesh(), ModelConfig(**(SHAPE | {"design": design}))
     inputs, targets = batch()
     with ops.backend("reference"), watch:
         if parallel.pp > 1:
-            shard = sharded(mesh["fsdp"], nested=units == "units") if parallel.fsdp > 1 else None
+            shard = sharded(mesh["fsdp"], nested=how == "units") if parallel.fsdp > 1 else None
             run: Any = Pipeline(
-                chosen, mesh, schedule=schedule, microbatches=MICRO, rows=ROWS, tokens=TOKENS, shard=shard
-            )
+                chosen, mesh, schedule=schedule, microbatches=MICRO, rows=ROWS, tokens=TOKENS, shard=shard,
+                checkpointed=again,
+            )  # fmt: skip
         else:
             run = Transformer(chosen)
             for block in run.blocks if parallel.fsdp > 1 else ():
@@ -98,7 +101,10 @@ def measured(job: str) -> dict[str, Any]:
             if parallel.pp > 1:
                 run.step(inputs, targets)
             else:
-                token_loss(run(inputs), targets).backward()
+                parts = ACCUMULATED if how == "accumulated" else 1
+                for turn, (some, wanted) in enumerate(zip(inputs.chunk(parts), targets.chunk(parts), strict=True)):
+                    run.set_requires_gradient_sync(turn == parts - 1)
+                    token_loss(run(some, checkpointed=again), wanted).backward()
             optimizer.step()
             optimizer.zero_grad()
     return {"peak": watch.most, "sent": dict(watch.sent), "place": mesh["pp"].get_local_rank()}

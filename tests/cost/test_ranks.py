@@ -18,7 +18,7 @@ from residua.model import ModelConfig
 from residua.scale.cuts import Link
 from residua.scale.layout import Parallel
 from residua.scale.pipeline import SCHEDULES, orders
-from tests.cost.ranks_worker import MICRO, ROWS, SHAPE, TOKENS
+from tests.cost.ranks_worker import ACCUMULATED, MICRO, ROWS, SHAPE, TOKENS
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = [
@@ -31,15 +31,21 @@ JOBS = [
     "pp=2,fsdp=2 interleaved units attnres:blocks=4",
     "pp=2,fsdp=2 zero_bubble - mudd",
     "fsdp=4 gpipe - delta",
+    "fsdp=4 gpipe checkpointed delta",
+    "fsdp=4 gpipe accumulated attnres",
+    "pp=2,dp=2 1f1b checkpointed attnres",
 ]
 
 
 def small(job: str) -> Ranks:
-    layout, schedule, _, design = job.split()
+    layout, schedule, how, design = job.split()
     parallel = Parallel.parse(layout)
-    micro = MICRO if parallel.pp > 1 else 1
+    micro = MICRO if parallel.pp > 1 else ACCUMULATED if how == "accumulated" else 1
     chosen = ModelConfig(**(SHAPE | {"design": design}))
-    return predict_ranks(chosen, parallel, rows=ROWS, tokens=TOKENS, microbatches=micro, schedule=schedule)
+    return predict_ranks(
+        chosen, parallel, rows=ROWS, tokens=TOKENS, microbatches=micro, schedule=schedule,
+        checkpointed=how == "checkpointed",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,13 @@ def test_communication_by_hand():
     assert (found.compute, found.bubble, found.communication) == (6.0, 3.0, 3.5)
     assert device.bandwidth("pp", Parallel(pp=2, fsdp=2)) == 10.0
     assert device.bandwidth("fsdp", Parallel(pp=2, fsdp=2)) == 100.0
+
+
+def test_blocks_that_run_again_take_a_forward_pass_more():
+    config, how = sized("demo").config, {"rows": 4, "tokens": 32, "microbatches": 2}
+    once, again = (predict_ranks(config, Parallel(pp=2), checkpointed=kind, **how) for kind in (False, True))
+    assert again.time.compute == pytest.approx(once.time.compute * 4 / 3)
+    assert again.ranks[0].memory.activations == 0 < once.ranks[0].memory.activations
 
 
 def test_sharding_divides_what_it_shards():

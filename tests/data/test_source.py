@@ -155,7 +155,8 @@ def test_source_directory_key_does_not_depend_on_where_it_lies(tmp_path):
     [
         (
             "pydocs",
-            "unknown corpus 'pydocs': did you mean pydoc? choose from pydoc, pycode, dir:PATH, file:GLOB, hf:NAME",
+            "unknown corpus 'pydocs': did you mean pydoc? choose from pydoc, pycode, pysite, dir:PATH, file:GLOB, "
+            "hf:NAME",
         ),
         ("wikipedia", "unknown corpus 'wikipedia': choose from pydoc"),
         ("", "unknown corpus '': choose from pydoc"),

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from residua.lab.diagnose import record_routing
+from residua.lab.diagnose import ablate_sources, record_routing
+from residua.lab.diagnose.inspect import inspect_ids
 from residua.testing import Case, ids
 
 
@@ -62,3 +63,26 @@ def test_before_a_forward_a_line_says_that_nothing_was_recorded():
         html = record._repr_html_()
     (line,) = ElementTree.fromstring(html).iter("p")
     assert line.text.startswith("nothing was recorded")
+
+
+@pytest.mark.parametrize("spec", ["attnres:heads=2", "mudd", "standard"])
+def test_inspection_draws_its_means_and_its_largest_weights(spec):
+    model, prompt = Case(spec).model(dtype=torch.float32), ids(1, 8)[0]
+    found = inspect_ids(model, prompt, tokens=[f"<{each}> " for each in prompt.tolist()])
+    root = ElementTree.fromstring(found._repr_html_())
+    written = [float(each.text) for each in root.iter("text") if each.get("class", "").startswith("cell")]
+    weights = [torch.tensor(each).mean((0, 3)) for each in found["weights"].values()]
+    means = [value for each in weights for value in each.mean(1).tolist()]
+    largest = [column[column.abs().argmax()].item() for each in weights for column in each.T]
+    assert written == pytest.approx([*means, *largest], abs=0.0051) if weights else written == []
+    assert f"loss {found['loss']:.4f}" in next(root.iter("p")).text
+    assert not any(word in found._repr_html_() for word in ("http:", "https:", "url(", "@import", "<script"))
+
+
+def test_ablation_draws_every_change():
+    found = ablate_sources(Case("attnres").model(), ids(), ids().roll(-1, 1))
+    root = ElementTree.fromstring(found._repr_html_())
+    written = [float(each.text) for each in root.iter("text") if each.get("class", "").startswith("cell")]
+    assert written == pytest.approx([gap for own in found.change.values() for gap in own.values()], abs=0.00051)
+    nothing = ablate_sources(Case("standard").model(), ids(), ids().roll(-1, 1))
+    assert "no site mixes sources" in nothing._repr_html_()

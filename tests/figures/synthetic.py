@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from residua.lab.common.files import json_digest, read_json
 from residua.lab.compare import ComparePlan, Size
 from residua.plan import Plan
 
@@ -47,8 +48,10 @@ def write_run(
         valid = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": 2 * loss}
         lines.append({"kind": "valid", "step": step, "tokens": tokens, **valid, "time": time})
     tokens, seconds, loss = curve[-1]
+    config = folder / "config.json"
+    digest = json_digest(read_json(config))[:16] if config.exists() else "0"
     result = {
-        "design": "unused", "config": "0", "fingerprint": fingerprint, "parameters": 10, "stream_parameters": 1,
+        "design": "unused", "config": digest, "fingerprint": fingerprint, "parameters": 10, "stream_parameters": 1,
         "steps": len(curve), "tokens": tokens, "passes": 1.0, "loss": loss, "perplexity": math.exp(loss),
         "bits_per_byte": 2 * loss, "checkpoint": "checkpoints/1",
         "time": {"seconds": 9 * seconds, "cpu_seconds": seconds, "tokens_per_second": 7.0, "peak_memory": peak_memory},
@@ -89,7 +92,13 @@ def routing_record(
                 "effective_sources": math.exp(entropy),
             }
         sites.append(found)
-    return {"sites": sites, "mean_weights": {name: list(own.values()) for name, own in weights.items()}}
+    means = dict.fromkeys(("max_weight", "normalised_entropy", "effective_sources", "collapsed_share"))
+    return {
+        "network": means,
+        "deep_third": means,
+        "sites": sites,
+        "mean_weights": {name: list(own.values()) for name, own in weights.items()},
+    }
 
 
 STANDARD = (

@@ -79,13 +79,15 @@ def test_layers_on_several_devices(design, tmp_path):
         assert error(automatic(ids()).logits, model(ids()).logits) < 2e-6
 
 
-def test_offloaded_stream_is_refused(tmp_path):
-    converted("llama", ROUTED).save_pretrained(tmp_path)
+def test_offloaded_stream_is_brought_in(tmp_path):
+    model = converted("llama", ROUTED, moved=True)
+    model.save_pretrained(tmp_path)
     places = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers": "cpu", "model.norm": "cpu",
               "model.stream": "disk", "lm_head": "cpu"}  # fmt: skip
     spread = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=places, offload_folder=str(tmp_path / "off"))
-    with pytest.raises(ValueError, match="device_map"):
-        spread(ids())
+    with torch.no_grad():
+        assert torch.equal(spread(ids()).logits, model(ids()).logits)
+    assert {each.device.type for each in spread.model.stream.parameters()} == {"cpu"}
 
 
 def test_parameters_of_a_site_settle_where_its_layer_is():
@@ -205,8 +207,8 @@ def test_classifier_grows_from_a_converted_decoder(tmp_path):
     assert all(torch.equal(value, stream[key]) for key, value in model.model.stream.state_dict().items())
 
 
-def test_missing_routing_starts_as_declared(tmp_path):
-    """A plain checkpoint loaded under a converted config: the stream starts where it should, not at random."""
+def test_missing_routing_is_refused(tmp_path):
+    """A plain checkpoint under a converted config: routing that nobody trained is not made up."""
     model = converted("llama", "attnres:blocks=2")
     base("llama").save_pretrained(tmp_path)
     plain = json.loads((tmp_path / "config.json").read_text())
@@ -216,8 +218,14 @@ def test_missing_routing_starts_as_declared(tmp_path):
         "architectures": [type(model).__name__],
     }
     (tmp_path / "config.json").write_text(json.dumps(wanted))
-    again, info = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert all(key.startswith("model.stream.") for key in info["missing_keys"])
+    with pytest.raises(ValueError, match=r"the file lacks model\.stream\."):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_stream_of_a_new_model_starts_as_declared():
+    """Made from its config alone, a converted model has the stream of a conversion, not one at random."""
+    model = converted("llama", "attnres:blocks=2")
+    again = AutoModelForCausalLM.from_config(model.config)
     for key, value in model.model.stream.state_dict().items():
         assert torch.equal(value, again.model.stream.state_dict()[key]), key
 

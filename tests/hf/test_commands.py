@@ -1,6 +1,7 @@
 """`residua convert` and `residua inspect`, from a directory to a directory."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.lab.data import prepare
-from residua.lab.diagnose.inspect import mean_weights
+from residua.lab.diagnose.inspect import difference, mean_weights
 from residua.lab.train import TrainConfig, train
 from tests.hf import test_official
 from tests.hf.models import base
@@ -158,8 +159,35 @@ def test_inspect_shows_a_converted_model(made, tmp_path):
 
 
 def test_inspect_writes_a_page(made, tmp_path):
-    invoke("inspect", made[0], "--prompt", "abc", "--html", tmp_path / "page.html")
-    assert "<html" in (tmp_path / "page.html").read_text()[:2000]
+    said = invoke("inspect", made[0], "--prompt", "abc", "--html", tmp_path / "page.html")
+    assert said.endswith(f"written: {tmp_path / 'page.html'}\n")
+    page = (tmp_path / "page.html").read_text()
+    assert "<html" in page[:2000]
+    assert "not run on a prompt" not in page
+
+
+def test_inspect_shows_two_models_and_their_difference(made, tmp_path):
+    """The same model with one gate moved: every number of the difference is the second's minus the first's."""
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(made[0], other)
+    tensors = load_file(other / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".stream." in name or name.startswith("stream."):
+            tensors[name] = tensor + 0.5 * torch.arange(tensor.numel()).view_as(tensor) / tensor.numel()
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    said = invoke("inspect", made[0], other, "--prompt", "abc", "--html", tmp_path / "both.html")
+    first, second = json.loads(invoke("inspect", made[0], other, "--prompt", "abc", "--json"))
+    assert f"loss: {second['loss'] - first['loss']:+.4f} nats per token" in said
+    moved = difference(first, second)
+    before, after = mean_weights(first), mean_weights(second)
+    for row, old, new in zip(moved["weights"], before["weights"], after["weights"], strict=True):
+        for gap, was, now in zip(row, old, new, strict=True):
+            assert gap is None if was is None else gap == pytest.approx(now - was)
+    assert any(abs(gap) > 1e-4 for row in moved["weights"] for gap in row if gap is not None)
+    assert [each["title"] for each in first["paths"]["targets"]] == ["the token that comes next", "its first choice"]
+    assert "The loss of the second" in (tmp_path / "both.html").read_text()
 
 
 def test_inspect_refuses_what_it_cannot_show(plain, made, tmp_path):
@@ -170,6 +198,9 @@ def test_inspect_refuses_what_it_cannot_show(plain, made, tmp_path):
         ((made[0], "--prompt", "a" * 65), "shorten"),
         ((made[0], "--prompt", "a", "--png", tmp_path / "no" / "map.png"), "not a directory"),
         ((tmp_path / "no", "--prompt", "a"), "is not a directory"),
+        ((made[0], made[0], made[0], "--prompt", "a"), "two side by side"),
+        ((made[0], made[0], "--prompt", "a", "--png", tmp_path / "map.png"), "--png draws one model"),
+        ((made[0], "--before", "--prompt", "a"), "is not a run of residua finetune"),
     ):
         done = CliRunner().invoke(app, ["inspect", *map(str, arguments)])
         assert said in str(done.exception), (arguments, done.exception)

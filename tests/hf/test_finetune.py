@@ -5,7 +5,11 @@ import math
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from residua.cli import app
+from residua.hf.convert import convert
+from residua.lab.evaluate.opened import open_model, open_start
 from residua.lab.finetune import MODEL, FinetuneConfig, finetune, group_of, is_added
 from residua.lab.train import Diverged, read_metrics
 from tests.train.harness import VOCAB, Stop, final_files, stop_after, toy_tokens, untimed
@@ -14,10 +18,13 @@ from tests.train.harness import VOCAB, Stop, final_files, stop_after, toy_tokens
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     """A tiny Llama, saved as Hugging Face saves one."""
-    folder = tmp_path_factory.mktemp("base")
+    return saved_base(tmp_path_factory.mktemp("base"), VOCAB)
+
+
+def saved_base(folder, vocab):
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=32, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
@@ -56,6 +63,29 @@ def test_finetune_leaves_a_directory_that_from_pretrained_loads(checkpoint, tmp_
     with torch.no_grad():
         loss = torch.nn.functional.cross_entropy(model(ids[:, :-1]).logits[0], ids[0, 1:])
     assert math.isfinite(float(loss))
+
+
+@pytest.mark.parametrize("design", ["delta:blocks=2", None])
+def test_a_run_can_be_set_beside_what_it_started_from(tmp_path, design):
+    """Before: the checkpoint, converted as the run converted it. After: the directory that it left."""
+    checkpoint = saved_base(tmp_path / "base", 260)  # room for bytes
+    given = str(tmp_path / "converted")
+    if design is None:
+        convert(checkpoint, "delta:blocks=2").save_pretrained(given)
+    run(given if design is None else checkpoint, tmp_path / "run", design=design)
+    before, after = open_start(tmp_path / "run"), open_model(tmp_path / "run")
+    windows = torch.from_numpy(toy_tokens().valid[:13].astype("int64"))[None]
+    assert before.design == after.design
+    assert before.tokenizer.name == after.tokenizer.name == "bytes"
+    start = AutoModelForCausalLM.from_pretrained(given if design is None else checkpoint)
+    with torch.no_grad():
+        assert torch.allclose(start(windows).logits, before.logits(windows), atol=1e-4)
+        assert not torch.allclose(after.logits(windows), before.logits(windows), atol=1e-2)
+    done = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--before", "--prompt", "\x01\x02\x03"])
+    assert done.exit_code == 0, done.exception
+    assert f"{tmp_path / 'run'} minus {tmp_path / 'run'}, before" in done.output
+    with pytest.raises(ValueError, match="does not say what it started from"):
+        open_start(checkpoint)
 
 
 def test_finetune_resumes_to_the_last_bit(checkpoint, tmp_path):

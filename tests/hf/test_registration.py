@@ -75,16 +75,19 @@ def test_registration_leaves_no_finder_behind_and_imports_no_model():
         from residua._arrival import Arrival
         from importlib.util import find_spec
 
-        assert sum(isinstance(each, Arrival) for each in sys.meta_path) == 1
+        waiting = lambda: {each.watched.split(".")[0] for each in sys.meta_path if isinstance(each, Arrival)}
+        assert waiting() == {"transformers", "peft"}
         assert not any(name.startswith("residua.hf") for name in sys.modules)
         assert residua.convert.__name__ == "convert"
         assert find_spec("transformers.models.auto.configuration_auto")
-        assert sum(isinstance(each, Arrival) for each in sys.meta_path) == 1
+        assert waiting() == {"transformers", "peft"}
         from transformers import AutoConfig
-        assert not any(isinstance(each, Arrival) for each in sys.meta_path)
+        assert waiting() == {"peft"}
         assert "transformers.models.llama.modeling_llama" not in sys.modules
         config = AutoConfig.for_model("residua_llama", stream={"name": "standard"})
         assert type(config).__name__ == "ResiduaLlamaConfig", config
+        import peft
+        assert not waiting()
         """
     )
 

@@ -6,10 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from residua import ops
+from residua.native import library
+
+variants = pytest.mark.parametrize("instructions", library.runnable() if library.available() else ("portable",))
+"""Every variant of the kernels that this processor can run."""
 
 
 @dataclass(frozen=True)

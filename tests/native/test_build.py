@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from residua.native import build, library
+from residua.native import build, library, sealed
 
 ROOT = build.HERE.parents[1]
 
@@ -141,18 +141,22 @@ def test_build_names_no_instructions_of_this_machine():
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the registers of x86")
 def test_library_uses_wide_registers_only_where_they_are_chosen_at_run_time():
-    """Every function that touches a 256-bit register is an AVX2 variant, and there are such."""
+    """Every function that touches a register of 256 or 512 bits is a variant for such, and there are both."""
     binary = library.status()["binary"]
     text = subprocess.run(["objdump", "-d", "--no-show-raw-insn", binary], capture_output=True, text=True, check=True)
-    function, wide = "", set()
+    function, wide, wider = "", set(), set()
     for line in text.stdout.splitlines():
         heading = re.match(r"[0-9a-f]+ <(.+)>:", line)
         if heading:
             function = heading[1]
-        elif "%ymm" in line or "%zmm" in line:
+        elif "%zmm" in line:
+            wider.add(function)
+        elif "%ymm" in line:
             wide.add(function)
     assert any("mix_rows_f32_avx2" in name for name in wide)
-    assert not [name for name in wide if "_avx2" not in name]
+    assert any("mix_rows_f32_avx512" in name for name in wider)
+    assert not [name for name in wide if "_avx" not in name]
+    assert not [name for name in wider if "_avx512" not in name]
 
 
 @pytest.mark.slow
@@ -203,3 +207,78 @@ def test_library_turned_off_leaves_every_op_right_with_one_warning():
 def test_import_neither_compiles_nor_loads_the_library(tmp_path):
     python("import residua, residua.ops", RESIDUA_CACHE=str(tmp_path), CC="/no/such/compiler")
     assert not list(tmp_path.iterdir())
+
+
+def test_instructions_are_named_or_refused(monkeypatch):
+    chosen = library.status()["instructions"]
+    assert chosen in library.runnable()
+    assert chosen != "avx512"
+    with pytest.raises(ValueError, match="choose portable, avx2, avx512"), library.instructions("sse9"):
+        pass
+    with library.instructions("portable"):
+        assert library.status()["instructions"] == "portable"
+    assert library.status()["instructions"] == chosen
+    monkeypatch.setattr(library, "runnable", lambda found=None: ("portable",))
+    monkeypatch.setattr(library, "INSTRUCTIONS", (*library.INSTRUCTIONS, "avx9000"))
+    with pytest.raises(ValueError, match="this processor runs portable"), library.instructions("avx9000"):
+        pass
+
+
+def cut(data):
+    return data[: len(data) // 2]
+
+
+def flipped(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0x40]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize("harm", [cut, flipped, lambda data: b"", lambda data: data[:-1]])
+def test_damaged_library_is_not_loaded_and_the_cached_one_is_made_again(small, harm, capfd):
+    made = build.build()
+    assert "compiling its CPU kernels" in capfd.readouterr().err
+    whole = made.read_bytes()
+    made.write_bytes(harm(whole))
+    with pytest.raises(build.Unavailable, match=r"no digest|digest does not match"):
+        library._linked(made)
+    assert build.build() == made
+    library._linked(made, private=True)
+    assert "compiling" in capfd.readouterr().err
+    assert build.build() == made
+    assert capfd.readouterr().err == ""  # the second time there is nothing to say
+
+
+def test_library_of_somebody_else_is_refused_by_its_name(small):
+    import _ctypes
+
+    with pytest.raises(build.Unavailable, match="no library of residua"):
+        library._linked(build.Path(_ctypes.__file__))
+    with pytest.raises(build.Unavailable, match="No such file"):
+        library._linked(small / "nothing.so")
+    with pytest.raises(build.Unavailable, match="is not a file"):
+        library._linked(small)
+
+
+@pytest.mark.parametrize("place", ["parent", "above"])
+def test_folder_of_others_on_the_way_is_refused(small, place):
+    """Whoever may rename a folder on the path could put another in its place."""
+    made = build.build()
+    folder = made.parent.parent if place == "parent" else small
+    folder.chmod(0o777)
+    try:
+        with pytest.raises(build.Unavailable, match=f"{folder} can be written by others"):
+            build.build()
+        folder.chmod(0o1777)  # there only the owner of an entry may rename it, as in /tmp
+        assert build.build() == made
+    finally:
+        folder.chmod(0o700)
+
+
+def test_library_is_loaded_from_the_file_that_was_checked(small):
+    """A file that takes the name of the checked one in between is not what is loaded."""
+    made = build.build()
+    with build.opened(made, private=True) as name:
+        other = made.with_suffix(".other")
+        other.write_bytes(b"another library")
+        other.replace(made)
+        assert build.Path(name).read_bytes().endswith(sealed.MARK)

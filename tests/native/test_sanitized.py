@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 FLAGS = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 EDGES = {
-    "tests/ops/test_native_ops.py": "equals_the_reference and (float32-chosen or bfloat16 or float64-portable)"
+    "tests/ops/test_native_ops.py": "equals_the_reference and (float32-avx or bfloat16 or float64-portable)"
     " or no_tokens or any_layout or threads",
     "tests/ops/test_attend_kernel.py": "equals_the_definition and not linear or pass_the_cache or any_view or no_tokens"
     " or subset or threads or weights_of_the_kernel or onto_is",

@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from residua import ops
 from residua.native import library
-from residua.native.library import portable
 from residua.ops.attend import cpu, linear, native, reference
 from residua.testing import assert_close, error
+from tests.native.table import variants
 from tests.ops.reads import DEFAULTS, draw
 
 OPTIONS = [
@@ -65,10 +65,12 @@ def test_attend_kernel_equals_the_definition(implementation, dtype, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_attend_kernel_in_portable_c_equals_the_definition(dtype):
-    with portable():
+@variants
+def test_every_variant_of_the_attend_kernel_equals_the_definition(dtype, instructions):
+    with library.instructions(instructions):
         for options in OPTIONS:
             compare(cpu.attend, 5, (1, 9, 22), dtype, options)
+            compare(cpu.attend, 6, (1, 9, 2 * 83), dtype, options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

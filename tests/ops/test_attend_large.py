@@ -1,18 +1,16 @@
 """Depth reads with logits from 1 to 2e8: as exact as the definition in the same type, output and every gradient."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
 from residua.native import library
 from residua.ops.attend import cpu, reference
 from residua.testing import TOLERANCE
+from tests.native.table import variants
 from tests.ops.reads import DEFAULTS
 
 MAGNITUDES = [1, 30, 300, 2e3, 3e5, 2e8]
 OPTIONS = [{}, {"null": True}, {"heads": 2}, {"total": True}, {"centered": True}, {"onto": True}]
-variants = pytest.mark.parametrize("variant", [nullcontext, library.portable], ids=["chosen", "portable"])
 widths = pytest.mark.parametrize("width", [18, 64])
 
 
@@ -69,7 +67,7 @@ def agrees(ours, plain, inputs, what):
 @pytest.mark.parametrize("draw", [random, tied])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-def test_attend_is_exact_at_large_logits(magnitude, options, draw, width, variant):
+def test_attend_is_exact_at_large_logits(magnitude, options, draw, width, instructions):
     query, null, sources = draw(magnitude, width)
 
     def by(attend):
@@ -79,7 +77,7 @@ def test_attend_is_exact_at_large_logits(magnitude, options, draw, width, varian
 
         return read
 
-    with variant():
+    with library.instructions(instructions):
         agrees(by(cpu.attend), by(reference.attend), [query, null, *sources], f"{options}")
 
 
@@ -88,7 +86,7 @@ def test_attend_is_exact_at_large_logits(magnitude, options, draw, width, varian
 @pytest.mark.parametrize("draw", [random, tied])
 @pytest.mark.parametrize("old", [1, 2, 3])
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-def test_attend_in_groups_is_exact_at_large_logits(magnitude, old, draw, width, variant):
+def test_attend_in_groups_is_exact_at_large_logits(magnitude, old, draw, width, instructions):
     """Two queries share a pass over the old sources; the second, twice as large, is read with those that came since."""
     query, null, sources = draw(magnitude, width)
 
@@ -106,5 +104,5 @@ def test_attend_in_groups_is_exact_at_large_logits(magnitude, old, draw, width, 
             + reference.attend(query, sources[:old], **DEFAULTS)
         )
 
-    with variant():
+    with library.instructions(instructions):
         agrees(ours, plain, [query, null, *sources], f"{old} old sources")

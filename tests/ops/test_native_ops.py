@@ -8,7 +8,7 @@ import torch
 from residua import ops
 from residua.native import library
 from residua.testing import TOLERANCE, assert_close, error
-from tests.native.table import OPS, SIZES, gradients, projection
+from tests.native.table import OPS, SIZES, gradients, projection, variants
 
 ops_table = pytest.mark.parametrize("op", OPS, ids=str)
 KERNEL = {"name": "cpu", "strict": True}
@@ -34,17 +34,14 @@ def agree(op, inputs):
             assert_close(one, other, f"{op}: gradient {position}", gradient=True)
 
 
-@pytest.mark.parametrize("portable", [False, True], ids=["chosen", "portable"])
+@variants
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @ops_table
-def test_native_equals_the_reference(op, size, dtype, portable):
+def test_native_equals_the_reference(op, size, dtype, instructions):
     inputs = op.draw(*size, dtype=dtype, grad=True)
-    if portable:
-        with library.portable():
-            assert library.status()["instructions"] == "portable"
-            agree(op, inputs)
-    else:
+    with library.instructions(instructions):
+        assert library.status()["instructions"] == instructions
         agree(op, inputs)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from residua.lab.report import gather, render
 from tests.browser import chromium as chromium
-from tests.report.comparison import make_comparison
+from tests.report.comparison import byte_tokens, make_comparison
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,14 @@ def data(compared):
 
 
 @pytest.fixture(scope="session")
+def ablated(compared):
+    """The same with knock-outs, measured on the text that the runs were trained on."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("residua.lab.data.prepare", lambda *given, **named: byte_tokens())
+        return gather(compared, ablate=True)
+
+
+@pytest.fixture(scope="session")
 def html(data):
     """Its page."""
     return render(data)
@@ -35,3 +43,10 @@ def files(tmp_path_factory, html):
     folder = tmp_path_factory.mktemp("pages")
     (folder / "report.html").write_text(html, encoding="utf-8")
     return folder
+
+
+@pytest.fixture(scope="module")
+def knocked(files, ablated):
+    """The page with knock-outs."""
+    (files / "ablated.html").write_text(render(ablated), encoding="utf-8")
+    return files / "ablated.html"

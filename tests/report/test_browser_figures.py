@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from residua.lab.report.page import MEASURED, grid
+from residua.lab.plots.charts import MEASURED
+from residua.lab.report.page import grid
 from tests.report.browser import ATTNRES, DDL, MUDD, Opened, check_cells, shown
 from tests.report.comparison import DESIGNS
 
@@ -16,12 +17,30 @@ def numbers(text):
     return [float(part) for part in re.findall(r"[\d.]+(?:e-?\d+)?", text.splitlines()[-1])]
 
 
+def check_rows(pictures, rows):
+    """The last dot of a row is its value and the bar its ends, all on one scale."""
+    places = pictures.evaluate_all(
+        """all => all.map((one) => { const bar = one.querySelector('.whisker'), dots = one.querySelectorAll('.dot');
+        const marks = [[dots[dots.length - 1], 'cx'], [bar, 'x1'], [bar, 'x2']];
+        return marks.map(([mark, key]) => parseFloat(mark.getAttribute(key))); })"""
+    )
+    flat = [(value, x) for row, found in zip(rows, places, strict=True) for value, x in zip(row, found, strict=True)]
+    (low, left), (high, right) = min(flat), max(flat)
+    for value, x in flat:
+        assert x == pytest.approx(left + (value - low) / (high - low) * (right - left), abs=0.02)
+
+
 def test_table_shows_the_cells(chromium, files, data):
     with Opened(chromium, files / "report.html") as opened:
-        rows = opened.page.locator("#results tbody tr")
+        rows = opened.page.locator("#results tbody tr:not(.verdict-row)")
+        assert opened.page.locator(".verdict-row").all_inner_texts() == data["summary"]["sections"]
         for place, row in enumerate(data["summary"]["rows"]):
             assert rows.nth(place).locator("th").inner_text().startswith(data["series"][row["series"]]["label"])
             assert rows.nth(place).locator("td").all_inner_texts() == row["cells"]
+        opened.page.locator("#summary details summary").click()
+        more = opened.page.locator("#more-results tbody tr")
+        for place, row in enumerate(data["summary"]["rows"]):
+            assert more.nth(place).locator("td").all_inner_texts() == row["folded"]
         runs = opened.page.locator("#run-table tbody tr")
         for place, run in enumerate(data["runs"]["list"]):
             assert runs.nth(place).locator("td").all_inner_texts()[1] == f"{run['loss']:.4f}"
@@ -132,8 +151,10 @@ def test_differences_regimes_and_points_are_the_data(chromium, files, data):
     with Opened(chromium, files / "report.html") as opened:
         page = opened.page
         labels = [series["label"] for series in data["series"]]
-        told = page.locator("#summary svg.figure[role=img] g > title").all_text_contents()
-        assert told == [f"{labels[row['series']]}: {row['mean']:+.4f}" for row in data["summary"]["differences"]]
+        told = page.locator("#summary .rows svg[role=img]")
+        said = [each.get_attribute("aria-label") for each in told.all()]
+        assert said == [f"{labels[row['series']]}: {row['words']}" for row in data["summary"]["differences"]]
+        check_rows(told, [(row["mean"], row["low"], row["high"]) for row in data["summary"]["differences"]])
 
         bars = page.locator("#depth figure svg.figure rect:has(title)")
         beta = data["beta"][DDL]
@@ -146,9 +167,13 @@ def test_differences_regimes_and_points_are_the_data(chromium, files, data):
         unit = max(widths) / max(shares)
         assert widths == pytest.approx([share * unit for share in shares], abs=0.4)
 
-        speeds = page.locator("#costs > * svg.figure[role=img]").first.locator("g > title").all_text_contents()
+        speeds = page.locator("#costs .rows svg[role=img]")
         measured = [(place, cost["speed"]) for place, cost in enumerate(data["costs"]) if place]
-        assert speeds == [f"{labels[place]}: {speed:.2f}x" for place, speed in measured]
+        said = [each.get_attribute("aria-label") for each in speeds.all()]
+        assert said == [f"{labels[place]}: {speed:.2f}x" for place, speed in measured]
+        predicted = [sorted(data["costs"][place][key] for key in ("speed_by_operations", "speed_by_bytes"))
+                     for place, _ in measured]  # fmt: skip
+        check_rows(speeds, [(speed, *ends) for (_, speed), ends in zip(measured, predicted, strict=True)])
         for panel, key in enumerate(("speed", "memory")):
             points = page.locator("#costs .panels svg.figure").nth(panel).locator("g > title").all_text_contents()
             assert points == [

@@ -14,12 +14,15 @@ from residua.lab import figures
 from residua.lab.compare import read_series
 from residua.lab.compare.results import collect
 from residua.lab.compare.table import columns
+from residua.lab.compare.verdict import in_words, verdict
+from residua.lab.diagnose.attention import by_offset
 from residua.lab.report import explorer as explorers
 from residua.lab.report import gather, inspection, render
 from residua.lab.report.data import PROMPT
-from residua.lab.report.look import by_offset, look
+from residua.lab.report.look import look
 from residua.lab.report.page import grid, unpacked
 from residua.lab.report.runs import train_command
+from residua.lab.report.summary import AGAINST, BETTER, ORDER, PLAIN, UNCLEAR, WORSE
 from residua.lab.train import TrainConfig, load_model
 from tests.figures.synthetic import write_comparison
 from tests.report.comparison import DESIGNS, inspected, large_inspection, make_comparison, train_run
@@ -43,19 +46,52 @@ def test_data_are_those_of_the_figures(compared, data):
             assert route["sources"] == drawn["routing"][slug]["sources"]
 
 
-def test_table_is_that_of_compare_with_the_best_first(compared, data):
+def test_table_is_that_of_compare_with_differences_in_words(compared, data):
     results = json.loads((compared / "results.json").read_text())
     rows = {row["label"]: row for row in results["rows"]}
     cells = columns(results)
-    titles = [name for group in data["summary"]["groups"] for name in group["columns"]]
-    assert sorted([*titles, "design"]) == sorted(cells)
-    losses = []
+    plain = {shown: name for name, shown in PLAIN.items()}
+    titles = [plain.get(name, name) for group in data["summary"]["groups"] for name in group["columns"]]
+    folded = data["summary"]["folded"]
+    assert sorted([*titles, *folded, "design", "vs baseline"]) == sorted([*cells, AGAINST])
     for row in data["summary"]["rows"]:
         own = rows[data["series"][row["series"]]["label"]]
-        assert row["cells"] == [cells[title](own) for title in titles]
-        losses.append(own["loss"]["mean"])
-    assert losses == sorted(losses)
+        expected = {title: cells[title](own) for title in (*titles, *folded) if title != AGAINST}
+        found = dict(zip((*titles, *folded), (*row["cells"], *row["folded"]), strict=True))
+        assert found.pop(AGAINST) == in_words(own["difference"])
+        assert found == expected
     assert results["notes"][0] in data["notes"]
+    assert data["summary"]["verdict"] == verdict(results, "compared")
+
+
+def test_rows_inside_the_noise_stand_with_the_baseline_and_apart_from_the_others(compared, data):
+    """And inside a group the lower loss is first."""
+    results = json.loads((compared / "results.json").read_text())
+    rows = {row["label"]: row for row in results["rows"]}
+    place = {title: ORDER.index(title) for title in data["summary"]["sections"]}
+    seen = []
+    for row in data["summary"]["rows"]:
+        own = rows[data["series"][row["series"]]["label"]]
+        gap = own["difference"]
+        better = UNCLEAR if gap is None or not gap["significant"] else BETTER if gap["high"] < 0 else WORSE
+        assert row["group"] == better
+        seen.append((place[better], own["loss"]["mean"]))
+    assert seen == sorted(seen)
+
+
+@pytest.mark.parametrize(
+    ("gap", "said"),
+    [
+        (None, "the baseline"),
+        ((-0.19, -0.26, -0.12, 0.09, True), "better by 0.1900 (0.1200 to 0.2600)"),
+        ((0.15, 0.05, 0.25, 0.1, True), "worse by 0.1500 (0.0500 to 0.2500)"),
+        ((-0.012, -0.05, 0.03, 0.0531, False), "inside the noise (-0.0120; found from 0.0531 on)"),
+        ((0.012, None, None, None, None), "+0.0120, not judged"),
+    ],
+)
+def test_differences_are_words(gap, said):
+    keys = ("mean", "low", "high", "detectable", "significant")
+    assert in_words(gap and dict(zip(keys, gap, strict=True))) == said
 
 
 def test_seeds_and_lanes_are_those_of_the_records(compared, data):

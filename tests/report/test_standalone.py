@@ -11,7 +11,7 @@ import pytest
 
 from residua.lab import figures
 from residua.lab.compare import read_series
-from residua.lab.report.standalone import pictures
+from residua.lab.plots.standalone import pictures
 from tests.figures.synthetic import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]

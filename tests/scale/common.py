@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,43 @@ from torch import Tensor, nn
 from residua.lab.train import TrainConfig
 from residua.lab.train.optim import Optimizers
 from residua.model import ModelConfig, Transformer, token_loss
+from residua.scale.layout import Pipes
 
 VOCAB, ROWS, TOKENS, STEPS = 24, 4, 8, 20
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-10
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
-    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5},
+    "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5, "stream_rms": True},
     "bfloat16": {"dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8},
 }
 """What is changed in the toy recipe."""
+DOUBLE: Mapping[str, tuple[str, Pipes | None]] = {
+    "dp=2": ("dp=2", None),
+    "fsdp=2": ("fsdp=2", None),
+    "tp=2": ("tp=2", None),
+    "pp=2": ("pp=2", None),
+    **{name: ("pp=2", Pipes(schedule=name)) for name in ("gpipe", "interleaved", "zero_bubble")},
+}
+"""Layouts on two processes, which run a recipe of four blocks in float64."""
+FOUR: Mapping[str, tuple[str, Pipes | None]] = {
+    "dp=2,fsdp=2": ("dp=2,fsdp=2", None),
+    "dp=2,tp=2": ("dp=2,tp=2", None),
+    "fsdp=2,tp=2": ("fsdp=2,tp=2", None),
+    "pp=4": ("pp=4", None),
+    "pp=2,dp=2": ("pp=2,dp=2", Pipes(schedule="interleaved")),
+    "pp=2,fsdp=2": ("pp=2,fsdp=2", Pipes(schedule="interleaved")),
+    "pp=2,fsdp=2 zero bubble": ("pp=2,fsdp=2", Pipes(schedule="zero_bubble")),
+}
+"""On four."""
+DEEP: Mapping[str, Any] = {"depth": 4, "batch": 8, "design": "attnres", "stream_rms": True, "steps": 4, "clip": 0.5}
+BROKEN: Mapping[str, Mapping[str, Any]] = {
+    "exploding": {"lr": 1e6, "explode": 1e3, "steps": 40},
+    "broken": {"lr": 1e38, "explode": 1e300},
+    "overflowing": {"lr": 1e30, "explode": 1e300},
+    "large": {"explode": 1e-2},
+}
+"""Recipes that diverge: in a gradient, in a parameter, in the forward pass, and by a limit that all gradients pass."""
 RECIPE = TrainConfig(width=8, depth=1, heads=1, lr=1e-3)
 
 
@@ -204,6 +232,17 @@ def gathered(logits: Tensor) -> Tensor:
     every = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
     dist.all_gather(every, logits.detach().contiguous())
     return torch.cat(every)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Models are built in it."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def near(off: dict[str, Any], steps: int) -> None:

@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,8 +17,8 @@ import torch
 from residua.lab.train import sharded, train
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.ranks import joined
-from residua.scale.layout import Parallel
-from tests.scale.common import RUNS
+from residua.scale.layout import Parallel, Pipes
+from tests.scale.common import BROKEN, DEEP, DOUBLE, RUNS, in_float64
 from tests.train.harness import ToyTokens, toy_config, toy_tokens
 
 OUT = Path(sys.argv[1]).parent
@@ -65,6 +66,19 @@ def attempt(label: str, config: TrainConfig, parallel: str, **options: Any) -> N
     seen[label] = {"result": found, "events": events, "seconds": time.monotonic() - begun}
 
 
+@contextmanager
+def compiled_quickly() -> Iterator[None]:
+    """What is compiled is traced and differentiated by torch.compile, and then run without a compiler of C++."""
+    before = torch.nn.Module.compile
+    torch.nn.Module.compile = lambda self, *args, **kwargs: before(self, *args, backend="aot_eager")  # type: ignore
+    try:
+        yield
+    finally:
+        torch.nn.Module.compile = before  # type: ignore[method-assign]
+        frames = torch._dynamo.utils.counters["frames"]
+        seen["frames"] = {key: int(count) for key, count in frames.items()}
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -104,21 +118,36 @@ def blocking() -> dict[str, float]:
 
 
 for name, changes in RUNS.items():
-    for parallel in ("dp=2", "fsdp=2", "tp=2"):
+    for parallel in ("dp=2", "fsdp=2", "tp=2", "pp=2"):
         attempt(f"{name} {parallel}", toy_config(**changes), parallel)
+with in_float64():
+    for name, (parallel, pipes) in DOUBLE.items():
+        attempt(f"double {name}", toy_config(**DEEP), parallel, pipes=pipes)
 config = toy_config()
 attempt("moved", config, "dp=2", on_event=signal_at("saved", 4))
 attempt("moved again", config, "fsdp=2", out="moved", on_event=signal_at("train", 8))
 attempt("moved on", config, "tp=2", out="moved")
+attempt("handed over", config, "pp=2", on_event=signal_at("train", 8))  # one process began it
+attempt("handed over on", config, "fsdp=2", out="handed over")
 attempt("damaged", config, "fsdp=2", on_event=signal_at("train", 10))
 damage(OUT / "damaged", 11)
 attempt("repaired", config, "fsdp=2", out="damaged")
 attempt("signalled", config, "fsdp=2", tokens=trapped(8, interrupt))
 attempt("signalled on", config, "fsdp=2", out="signalled")
-attempt("exploding", toy_config(lr=1e6, explode=1e3, steps=40), "fsdp=2")
-attempt("broken", toy_config(lr=1e38, explode=1e300), "fsdp=2")
+attempt("signalled stages", config, "pp=2", tokens=trapped(8, interrupt))
+attempt("signalled stages on", config, "pp=2", out="signalled stages")
+for parallel in ("fsdp=2", "pp=2"):
+    for label, changes in BROKEN.items():
+        attempt(f"{label} {parallel}", toy_config(**changes), parallel)
 attempt("mismatched", toy_config(seed=RANK), "dp=2")
 attempt("wrong", config, "dp=3,tp=5,fsdp=2")
+attempt("few rows", config, "pp=2", pipes=Pipes(microbatches=3))
+attempt("no stages", config, "dp=2", pipes=Pipes(schedule="gpipe"))
+attempt("offload of copies", config, "dp=2", offload=True)
+attempt("offload", toy_config(steps=4), "fsdp=2", offload=True)
+with compiled_quickly():
+    attempt("compiled", toy_config(steps=4, compile=True), "fsdp=2")
+attempt("compiled stages", toy_config(compile=True), "pp=2")
 attempt("not said", config, None)  # type: ignore[arg-type]
 attempt("auto", toy_config(steps=4), "auto")
 seen["blocking"] = blocking()

@@ -67,12 +67,12 @@ def test_sigterm_to_torchrun_saves_on_all_ranks(tmp_path):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     def make(folder):
-        running = start(folder / "run", "fsdp=2")
+        running = start(folder / "run", "fsdp=2 pp=2")
         _, errors = running.communicate(timeout=120)
         assert running.returncode == 0, errors[-3000:]
 
     out = once(tmp_path_factory, "undisturbed", make) / "run"
-    return state(out), metrics(out)
+    return {each: (state(out / each), metrics(out / each)) for each in ("fsdp=2", "pp=2")}
 
 
 def state(out):
@@ -86,15 +86,17 @@ def state(out):
 
 
 KILLS = int(os.environ.get("RESIDUA_KILLS", "2"))
-"""Of RESIDUA_KILLS=20, five are in a save; the suite has one in an update and one in a save."""
-MOMENTS = [("save" if seed % 4 == 1 else "update", seed) for seed in range(KILLS)]
+"""Of RESIDUA_KILLS=20, five are in a save; the suite has one in an update, of stages, and one in a save, of pieces."""
+MOMENTS = [
+    ("save" if seed % 4 == 1 else "update", "pp=2" if seed % 3 == 0 else "fsdp=2", seed) for seed in range(KILLS)
+]
 
 
-@pytest.mark.parametrize(("moment", "seed"), MOMENTS)
-def test_killed_and_restarted_it_ends_in_the_same_bits(tmp_path, undisturbed, moment, seed):
+@pytest.mark.parametrize(("moment", "parallel", "seed"), MOMENTS)
+def test_killed_and_restarted_it_ends_in_the_same_bits(tmp_path, undisturbed, moment, parallel, seed):
     """SIGKILL of one rank at a moment that the seed draws: in an update, or while a checkpoint is being written."""
     draw, out = random.Random(seed), tmp_path / "run"
-    running = start(out, "fsdp=2", "nap", "--max-restarts", "2")
+    running = start(out, parallel, "nap", "--max-restarts", "2")
     after = draw.randrange(2, 20)
     wait_for(lambda: len(list_metrics(out)) > after, running)
     if moment == "save":
@@ -105,7 +107,7 @@ def test_killed_and_restarted_it_ends_in_the_same_bits(tmp_path, undisturbed, mo
     os.kill(victim, signal.SIGKILL)
     _, errors = running.communicate(timeout=200)
     assert running.returncode == 0, errors[-3000:]
-    assert (state(out), metrics(out)) == undisturbed
+    assert (state(out), metrics(out)) == undisturbed[parallel]
 
 
 def list_metrics(out):

@@ -1,5 +1,6 @@
 """`residua train` on the toy corpus, for tests that kill its processes: toy.py OUT PARALLEL CHANGES [FAULT].
 
+PARALLEL: several, with spaces between, run one after the other, each in the folder of its name below OUT.
 FAULT `fail`: rank 1 fails in its fourth update. `nap`: every update takes a little longer, so that a kill can aim.
 """
 
@@ -33,4 +34,7 @@ with one_voice():
     pids = Path(f"{out}.pids")
     pids.mkdir(exist_ok=True)
     (pids / os.environ["RANK"]).write_text(str(os.getpid()))
-    train(toy_config(**changes), out, tokens=toy_tokens(), parallel=parallel)
+    several = parallel.split()
+    for each in several:
+        folder = Path(out) / each if len(several) > 1 else Path(out)
+        train(toy_config(**changes), folder, tokens=toy_tokens(), parallel=each)

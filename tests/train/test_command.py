@@ -12,10 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.cli.train import resolve
+from residua.cli.train import resolve, schedules
+from residua.lab.cost.ranks import predict_ranks
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields
 from residua.model import measure
+from residua.scale.layout import SCHEDULES, Parallel, Pipes
+from residua.scale.schedules import SCHEDULES as STAGES
 from tests.train.harness import metrics
 
 SMALL = ("--width", "16", "--depth", "2", "--heads", "2", "--batch", "2", "--context", "32", "--eval-windows", "4")
@@ -96,7 +99,76 @@ def test_dry_run_prints_what_measure_counts_and_writes_no_run(invoke, tmp_path):
     assert f"{sizes.parameters:,}" in invoke(*flags).stdout
 
 
+def test_dry_run_plans_shards_and_stages_without_torchrun(invoke, tmp_path):
+    flags = ("--batch", 8, "--accumulate", 2, "--depth", 4, "--parallel", "pp=2,fsdp=2", "--schedule", "interleaved",
+             "--schedule", "wsd", "--out", tmp_path / "run", "--dry-run")  # fmt: skip
+    found = json.loads(invoke(*flags, "--json").stdout)
+    plan, config = found["plan"], TrainConfig.from_json(found["config"])
+    assert config.schedule == "wsd"
+    assert plan["pipeline"] == "interleaved, 4 micro-batches, 2 stages a rank"
+    batch = plan["batch"]
+    assert [batch[key] for key in ("rows", "copies", "rows_of_a_copy", "microbatches", "rows_of_a_microbatch")] == [
+        16, 2, 8, 4, 2,
+    ]  # fmt: skip
+    assert batch["tokens"] == config.tokens_per_step
+    wanted = predict_ranks(config.model(found["vocab"]), Parallel(pp=2, fsdp=2), rows=8, tokens=config.context,
+                           microbatches=4, schedule="interleaved").to_json()  # fmt: skip
+    assert {key: plan[key] for key in wanted} == wanted
+    assert plan["hours"] == pytest.approx(wanted["time"]["step"] * config.steps / 3600)
+    slow = json.loads(invoke(*flags, "--json", "--teraflops", 1, "--inside", 1, "--machine", 2).stdout)["plan"]
+    assert slow["time"]["compute"] == pytest.approx(400 * plan["time"]["compute"])
+    assert slow["time"]["communication"] > plan["time"]["communication"]
+    said = invoke(*flags).stdout
+    assert "pp=2,fsdp=2; interleaved, 4 micro-batches, 2 stages a rank" in said
+    assert "optimizer: AdamW's moments" in said
+    assert "sent over the cuts (pp), a step" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_longest_commands_of_the_docs_are_planned_here(tmp_path):
+    """A model of 7 billion parameters on eight devices, and a corpus that nobody fetches."""
+    big = ("--design", "delta:blocks=8", "--size", "7.6B", "--parallel", "pp=4,fsdp=2", "--schedule", "interleaved")
+    one = ("--design", "attnres:blocks=8", "--size", "1B", "--parallel", "fsdp=8", "--corpus", "hf:some/corpus",
+           "--tokenizer", "bpe:4096")  # fmt: skip
+    for flags, parameters in ((big, 6_947_639_296), (one, 850_000_000)):
+        done = CliRunner().invoke(
+            app, ["train", *flags, "--out", str(tmp_path / "run"), "--dry-run", "--json"], catch_exceptions=False
+        )
+        found = json.loads(done.stdout)
+        assert found["parameters"] == pytest.approx(parameters, rel=0.01)
+        assert found["plan"]["batch"]["context"] == 2048
+    assert (found["vocab"], found["fingerprint"], found["passes"]) == (4096, None, None)
+
+
+def test_a_size_is_a_recipe_that_flags_override():
+    config = resolve(None, {"design": "delta", "lr": 1e-3}, "7.6B")
+    assert (config.width, config.depth, config.heads, config.kv_heads, config.mlp_width) == (4096, 36, 32, 8, 12_288)
+    assert (config.lr, config.batch, config.context, config.checkpointed) == (1e-3, 64, 2048, True)
+    narrow = resolve(None, {"width": 64, "heads": 4, "depth": 2}, "220M")
+    assert (narrow.width, narrow.depth, narrow.kv_heads, narrow.mlp_width) == (64, 2, None, None)
+    for size in ("220M", "350M", "1B", "3B"):
+        assert resolve(None, {}, size).context == 2048
+    with pytest.raises(ValueError, match="unknown size '2B'; choose from demo, 220M"):
+        resolve(None, {}, "2B")
+
+
+def test_schedules_of_rates_and_of_stages_are_one_flag():
+    assert schedules(["wsd"], None, None) == ({"schedule": "wsd"}, None)
+    assert schedules(["zero-bubble", "cosine"], 8, None) == (
+        {"schedule": "cosine"}, Pipes(schedule="zero_bubble", microbatches=8),
+    )  # fmt: skip
+    assert schedules([], None, 3) == ({}, Pipes(virtual=3))
+    assert set(STAGES) == set(SCHEDULES)
+
+
 WRONG = {
+    "unknown schedule": (("--schedule", "linear"), "one of gpipe, 1f1b, interleaved, zero-bubble"),
+    "two schedules": (("--schedule", "gpipe", "--schedule", "1f1b"), "given twice, as gpipe and 1f1b"),
+    "stages of one process": (("--schedule", "gpipe"), "a pipeline's schedule and micro-batches need pp=N"),
+    "a device without a plan": (("--teraflops", "9"), "of the device that --dry-run estimates for"),
+    "rows that do not split": (("--parallel", "pp=2", "--microbatches", "5", "--dry-run"), "do not split into 5"),
+    "more stages than blocks": (("--parallel", "pp=64", "--dry-run"), "more stages than there are blocks"),
+    "unknown size": (("--size", "2B"), "unknown size '2B'"),
     "unknown design": (("--design", "detla"), "unknown design 'detla': did you mean 'delta'?"),
     "heads": (("--heads", "3"), "width 16 does not split into 3 heads"),
     "negative steps": (("--steps", "-4"), "steps must be at least 1, not -4"),

@@ -39,6 +39,28 @@ def test_signal_saves_and_the_run_goes_on_to_the_same_end(tmp_path, number, kind
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
 
 
+def test_closed_terminal_saves_like_a_signal_to_end(tmp_path):
+    with pytest.raises(Interrupted) as caught:
+        run(tmp_path / "stopped", on_event=send(signal.SIGHUP, "train", 3))
+    assert caught.value.exit_code == 128 + signal.SIGHUP
+    assert checkpoints.steps(tmp_path / "stopped" / "checkpoints")[-1] == 3
+    run(tmp_path / "stopped")
+    run(tmp_path / "whole")
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+def test_signal_that_is_ignored_stays_ignored():
+    """As of a command that was started with nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.caught is None
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_signal_in_the_last_step_changes_nothing(tmp_path):
     run(tmp_path / "stopped", on_event=send(signal.SIGTERM, "train", 12))
     run(tmp_path / "whole")

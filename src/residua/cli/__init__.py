@@ -46,10 +46,11 @@ def main() -> None:
 
     RESIDUA_TRACEBACK=1 shows where it came from.
     """
+    shown = os.environ.get("RESIDUA_TRACEBACK", "") not in ("", "0")
     try:
         app()
-    except (ValueError, TypeError, OSError) as error:
-        if os.environ.get("RESIDUA_TRACEBACK"):
+    except (ValueError, TypeError, OSError, MemoryError) as error:
+        if shown:
             raise
-        typer.echo(f"residua: {error}", err=True)
+        typer.echo(f"residua: {' '.join(str(error).split()) or type(error).__name__}", err=True)
         sys.exit(2)

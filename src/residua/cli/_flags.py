@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     import torch
 
     from residua.lab.train.display import Display
+
+MOST_SEEDS = 10_000
+"""Of one comparison."""
 
 Option = tuple[type, object]
 """The kind of a flag, and what `typer.Option` made of it."""
@@ -76,9 +79,44 @@ def read_settings(file: Path | None) -> Values:
 
     read = tomllib.loads if file.suffix == ".toml" else json.loads
     try:
-        return dict(read(file.read_text()))
-    except ValueError as error:
+        found = read(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not {'TOML' if file.suffix == '.toml' else 'JSON'}: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f'{file} holds a {type(found).__name__}; write an object of settings, such as {{"steps": 500}}'
+        )
+    return found
+
+
+def path_option(default: object, *names: str, **options: Any) -> Any:
+    """An option that takes a path, and not an empty one: that would be the folder where the command happens to run."""
+    return typer.Option(default, *names, parser=_path, metavar="PATH", **options)
+
+
+def _path(text: str | Path) -> Path:
+    if not str(text).strip() or "\0" in str(text):
+        raise ValueError("a path is empty; give one, such as runs/a")
+    return Path(text)
+
+
+OWN = ("config.json", "manifest.json", "tokenizer.json", "metrics.jsonl", "result.json", "routing.json", "run.lock",
+       "plan.json", "results.json", "figures.json", "hardware.json", "diverged.json", "state.json")  # fmt: skip
+"""What runs and comparisons keep under these names: no output of another command may take their place."""
+
+
+def refuse_output(file: Path | None, *endings: str) -> None:
+    """Refuse a file to be written that is a folder, has another ending, or belongs to a run."""
+    if file is None:
+        return
+    if file.is_dir():
+        raise ValueError(f"{file} is a directory; --out takes a file, such as {file / ('out' + endings[0])}")
+    if file.suffix.lower() not in endings:
+        raise ValueError(f"{file} does not end in {' or '.join(endings)}, which is what would be written there")
+    if file.name in OWN:
+        raise ValueError(f"{file.name} is what a run or a comparison keeps under that name; name another file")
+    if file.parent.exists() and not file.parent.is_dir():
+        raise ValueError(f"{file.parent} is not a directory")
 
 
 def _flag(field: Field) -> inspect.Parameter:
@@ -99,10 +137,10 @@ def _flag(field: Field) -> inspect.Parameter:
 def run_flags() -> dict[str, Option]:
     """Output directory, settings file, resuming and tracking, for `sign`."""
     return {
-        "out": (Path, typer.Option(None, "--out", help="Output directory of the run.")),
+        "out": (Path, path_option(None, "--out", help="Output directory of the run.")),
         "config": (
             Path,
-            typer.Option(None, "--config", help="JSON or TOML file with these settings; flags override it."),
+            path_option(None, "--config", help="JSON or TOML file with these settings; flags override it."),
         ),
         "resume": (str, typer.Option("auto", "--resume", metavar="auto|never|must", help="Resume the run in --out.")),
         "track": (list[str], typer.Option([], "--track", help="Log to tensorboard, trackio or wandb; repeatable.")),

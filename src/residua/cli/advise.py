@@ -77,7 +77,7 @@ QUESTIONS: Values = {
 
 def _interactive() -> bool:
     """Whether questions can be asked."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    return all(stream is not None and not stream.closed and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def _assumed(given: Values) -> tuple[Values, list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from residua.cli._flags import dtype_of, tell, typed
+from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
 KINDS = ("ops", "stack", "profile", "model", "memory", "decode")
@@ -42,7 +42,7 @@ def command(
     attempts: int = typer.Option(3, help="model: repeat up to this often until the A/A control is within 2 %."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
-    out: Path = typer.Option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
+    out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure the speed of ops, of depth reads, training steps and decoding, or peak memory."""
@@ -50,8 +50,7 @@ def command(
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{kind}.json")
+    refuse_output(out, ".json")
     if kind in ("profile", "model", "decode") and len(depth) > 1:
         raise ValueError(f"residua bench {kind} takes one --depth, not {len(depth)}")
     from residua.lab.bench import record, regime

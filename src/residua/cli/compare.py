@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from residua.cli._flags import grid, tell, typed
+from residua.cli._flags import MOST_SEEDS, grid, path_option, tell, typed
 from residua.lab.common.files import Record, Values
 
 if TYPE_CHECKING:
@@ -16,42 +17,57 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from residua.lab.common.files import Listener
-    from residua.lab.compare import ComparePlan
 
 
 def command(
-    plan: Path = typer.Option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
+    plan: Path = path_option(None, "--plan", help="TOML file with the whole comparison, instead of the flags below."),
     design: list[str] = typer.Option(
         [], "--design", "-d", help="Design to train; repeatable. The first is the baseline."
     ),
     layout: list[str] = typer.Option([], "--layout", help="Layout of sublayers, such as swa,attn,mlp; repeatable."),
     size: list[str] = typer.Option([], "--size", help="DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128; repeatable."),
-    seeds: int = typer.Option(3, help="Number of seeds: 0, 1, ..."),
+    seeds: int = typer.Option(
+        None, metavar="COUNT", help="How many seeds: 3, the default, runs the seeds 0, 1 and 2; or those of the plan."
+    ),
     baseline: str = typer.Option(None, help="Baseline design, if not the first."),
     match: str = typer.Option("none", help="none, params or flops: narrow the MLP until all rows have equal cost."),
     lr_grid: str = typer.Option(
         "", help="Learning rates to tune over, such as 1e-3,2e-3,4e-3; on a seed that is not reported."
     ),
     residual_lr_grid: str = typer.Option("", help="The same, for the parameters that the design adds."),
+    until_resolved: float = typer.Option(
+        None, help="Add seeds to all rows until the half width of every interval is at most this."
+    ),
+    most_seeds: int = typer.Option(12, help="With --until-resolved: the most seeds of a row."),
     threads: int = typer.Option(1, help="Threads per run."),
     settings: list[str] = typer.Option(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output directory; the same command resumes there."),
+    out: Path = path_option(..., "--out", "-o", help="Output directory; the same command resumes there."),
     jobs: int = typer.Option(
         None, "--jobs", "-j", help="Parallel runs; by default one here, and on a cluster what it has room for."
     ),
     on: str = typer.Option(
         "local", "--on", help="local, slurm or ray, with options such as slurm:partition=gpu,minutes=720,gpus=1."
     ),
+    records: Path = typer.Option(
+        None, "--records", help="Directory of run records: those there are not trained again, new ones are added."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
+    timed: bool = typer.Option(
+        False, "--timed", help="With --dry-run: time a few updates of every row here, and print the processor hours."
+    ),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
     as_json: bool = typer.Option(False, "--json", help="Print the results as JSON."),
 ) -> None:
     """Train designs with the same recipe, tuned learning rates and several seeds, and compare them with intervals."""
     from residua.lab.compare import ComparePlan, compare, read_plan
+    from residua.lab.compare.foreseen import foreseen, in_lines
     from residua.lab.compare.table import show
+    from residua.lab.compare.until import Until
+    from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.data import check_data
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
     flags = {
@@ -60,20 +76,35 @@ def command(
         "train": dict(_setting(text) for text in settings),
     }  # fmt: skip
     given: Values = {key: value for key, value in flags.items() if value}
+    if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
     if plan is not None:
-        if given or match != "none" or seeds != 3 or threads != 1:
-            raise ValueError("--plan defines the whole comparison; edit the file, or drop the other flags")
+        if given or match != "none" or threads != 1:
+            raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
         chosen = read_plan(plan)
+        if seeds is not None:
+            chosen = replace(chosen, seeds=tuple(range(seeds)))
     else:
         if not design:
             raise ValueError("give designs with --design (two or more), or a plan file with --plan")
-        chosen = ComparePlan.from_json(given | {"seeds": list(range(seeds)), "match": match, "threads": threads})
+        chosen = ComparePlan.from_json(
+            given | {"seeds": list(range(3 if seeds is None else seeds)), "match": match, "threads": threads}
+        )
+    if until_resolved is not None:
+        chosen = replace(chosen, until=Until(half_width=until_resolved, most_seeds=most_seeds))
     if dry_run:
-        _announce(chosen)
+        first = chosen.config(chosen.variants()[0], chosen.seeds[0])
+        check_data(first.corpus, first.tokenizer)
+        found = foreseen(chosen, tell if timed else None)
+        typer.echo(json.dumps(found, indent=2) if as_json else in_lines(found))
         return
+    if timed:
+        raise ValueError("--timed goes with --dry-run")
     try:
         with _display() as listen:
-            results = compare(chosen, out, jobs=jobs, on=on, force=force, command=typed(), on_event=listen)
+            results = compare(
+                chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen
+            )
     except KeyboardInterrupt:
         tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
@@ -81,7 +112,8 @@ def command(
     if report:
         from residua.lab.report import write
 
-        page = write(out, read=results.series)
+        # records hold no weights: a page that shall come out the same without them does not look at any
+        page = write(out, read=results.series, checkpoints=records is None)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
@@ -89,6 +121,7 @@ def command(
     typer.echo(f"written: {out}/results.json, results.csv, results.md, figures/")
     if page is not None:
         typer.echo(f"report: {page}")
+    typer.echo("\n" + "\n".join(lines(verdict(results, out))))
 
 
 def _size(text: str) -> dict[str, int]:
@@ -117,18 +150,6 @@ def _setting(text: str) -> tuple[str, object]:
         return key, known.kind(value)
     except ValueError:
         raise ValueError(f"--set {text}: {key} takes a {known.describe()}") from None
-
-
-def _announce(plan: ComparePlan) -> None:
-    tuning, variants = plan.tuning(), plan.variants()
-    typer.echo(f"{len(variants)} rows x {len(plan.seeds)} seeds, baseline {plan.compared_with}")
-    typer.echo(f"{len(tuning)} tuning runs, then {len(variants) * len(plan.seeds)} reported runs")
-    for variant in variants:
-        config = plan.config(variant, plan.seeds[0])
-        typer.echo(
-            f"  {variant.label:<36} mlp_width {config.model(256).hidden}, "
-            f"{config.steps} steps of {config.tokens_per_step} tokens"
-        )
 
 
 def _display() -> _Plain:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import typer
 
-from residua.cli._flags import dtype_of, show
+from residua.cli._flags import dtype_of, path_option, show
 from residua.extras import need
 from residua.hf.anatomy import Model, Tokenizer
+from residua.lab.common.files import LITTER, contents
 
 
 def command(
@@ -17,19 +18,29 @@ def command(
     design: str = typer.Option(
         None, "--design", "-d", help="Design, such as delta:blocks=4; leave it out for a released Delta checkpoint."
     ),
-    out: Path = typer.Option(..., "--out", "-o", help="Output directory; must be new or empty."),
+    out: Path = path_option(..., "--out", "-o", help="Output directory; must be new or empty."),
     layout: str = typer.Option(None, help="Insert sublayers, as in swa:window=16,attn,mlp."),
     dtype: str = typer.Option("auto", help="dtype to load: auto, float32, bfloat16 or float16."),
     shard: str = typer.Option("5GB", "--max-shard-size", help="Maximum size of a weight file."),
     revision: str = typer.Option(None, help="Branch, tag or commit on the hub."),
     seed: int = typer.Option(0, help="Random seed of the new parameters."),
     check: bool = typer.Option(True, help="Check before saving that the logits equal the base model's."),
+    to: str = typer.Option(
+        None, "--to", help="Of a converted model: standard (its base, where the design does nothing) or onnx."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Convert a Hugging Face checkpoint to another design with the same logits; writes nothing if they would change."""
     need("hf", "transformers", "accelerate")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
+    if out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
+    if to is not None:
+        if design is not None or layout is not None:
+            raise ValueError("--to takes a design out of a converted model; drop --design and --layout")
+        _out_of(model, to, out, shard, dtype, as_json)
+        return
     from residua.hf.convert import convert
     from residua.hf.official import is_official, load_official
     from residua.hf.storage import load_tokenizer
@@ -65,6 +76,29 @@ def command(
     show(report, as_json, lambda _: typer.echo(f"saved to {out}: {added:,} parameters added, {stream.spec}"))
 
 
+def _out_of(source: str, to: str, out: Path, shard: str, dtype: str, as_json: bool) -> None:
+    """Take a converted model to a form that needs no residua."""
+    from transformers import AutoModelForCausalLM
+
+    from residua.hf.export import export_onnx
+    from residua.hf.restore import restore
+    from residua.hf.storage import load_config, load_tokenizer
+
+    if to not in ("standard", "onnx"):
+        raise ValueError(f"--to must be standard or onnx, not {to!r}")
+    load_config(source)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+    tokenizer = load_tokenizer(source)
+    if to == "standard":
+        _save(restore(model, tokenizer=tokenizer), tokenizer, out, shard)
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        export_onnx(model, out / "model.onnx")
+        if tokenizer is not None:
+            tokenizer.save_pretrained(out)
+    show({"out": str(out), "from": source, "to": to}, as_json, lambda _: typer.echo(f"saved to {out}: {to}"))
+
+
 def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:
     """Write to a temporary directory and rename it: the output is complete or absent."""
     scratch = out.absolute().with_name(f".{out.name}.writing")
@@ -74,6 +108,8 @@ def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         if out.is_dir():
+            for name in LITTER:
+                (out / name).unlink(missing_ok=True)
             out.rmdir()
         scratch.replace(out)
     finally:

@@ -223,29 +223,8 @@ def _asymmetry(target: Target, tokens: int, dtype: torch.dtype, out: Path | None
     )
 
 
-PARTS: Mapping[str, str] = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer": "optimizer: AdamW's moments",
-    "gathered": "gathered by FSDP",
-    "activations": "activations of sublayers",
-    "depth_state": "depth state and the design's activations",
-    "cut_buffers": "buffers of the cuts",
-    "loss": "logits and loss",
-    "temporaries": "temporaries of a backward pass",
-    "total": "all",
-}
-AXES: Mapping[str, str] = {
-    "pp": "sent over the cuts (pp)",
-    "shared": "sent: gradients that stages share (pp)",
-    "fsdp": "sent: parameters and gradients (fsdp)",
-    "dp": "sent: gradients (dp)",
-    "tp": "sent: the stream around sublayers (tp)",
-}
-"""What the tables of ranks show."""
-
-
 def _parallel(target: Target, names: list[str], text: str, batch: int, tokens: int, how: Values, as_json: bool) -> None:
+    from residua.cli._ranks import print_ranks
     from residua.lab.cost.ranks import predict_ranks
     from residua.scale.layout import Parallel
 
@@ -262,38 +241,12 @@ def _parallel(target: Target, names: list[str], text: str, batch: int, tokens: i
         typer.echo(json.dumps({"model": target.config.to_json(), "designs": found}, indent=2))
         return
     for name, cost in found.items():
-        ranks = cost["ranks"]
-        titles = [f"{name}: bytes a rank", *(f"pp {one['place']}" for one in ranks)]
-        blocks = [", ".join(f"{first}..{last - 1}" for first, last in one["blocks"]) for one in ranks]
-        lines = [["blocks", *blocks]]
-        lines += [[title, *(_bytes(one["memory"][part]) for one in ranks)] for part, title in PARTS.items()]
-        lines += [
-            [f"{title}, a step", *(_bytes(one["traffic"][axis]) for one in ranks)]
-            for axis, title in AXES.items()
-            if any(one["traffic"][axis] for one in ranks)
-        ]
-        print_table(titles, lines, width=240)
-        if cost["links"]:
-            each = ", ".join(f"{one['stage']}-{one['stage'] + 1}: {_bytes(one['forward'])}" for one in cost["links"])
-            sent = sum(one["tensors"] for one in cost["links"])
-            typer.echo(f"{sent} tensors a micro-batch cross the cuts forward ({each}).")
-        time = cost["time"]
-        typer.echo(
-            f"Step: {time['step']:.3g} s, of it {time['compute'] / time['step']:.0%} arithmetic of the busiest rank, "
-            f"{time['bubble'] / time['step']:.0%} waiting and {time['communication_share']:.0%} communication.\n"
-        )
+        print_ranks(name, cost)
     schedule = f" {found[names[0]]['schedule']}." if layout.pp > 1 else ""
     typer.echo(
         f"{layout}: {layout.ranks} ranks, {micro} micro-batches of {batch} x {tokens} tokens a copy.{schedule} "
         "Predicted, at the fullest moment of a rank; times as if communication never overlapped with arithmetic."
     )
-
-
-def _bytes(value: float) -> str:
-    for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f} B" if value else "-"
 
 
 def _number(value: float | None) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from residua.cli._flags import show, tell
+from residua.cli._table import shipped
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import markdown_table, print_table, terminal
 
@@ -40,8 +41,8 @@ def command(
         raise ValueError("--picture needs --map")
     plan = residua.Plan.regular(width, depth, layout)
     if name is None:
-        rows = [describe(each, plan) for each in residua.names()]
-        show(rows, as_json, lambda rows: typer.echo(_markdown(rows, plan)) if markdown else _table(rows, plan))
+        rows = shipped(width, depth, layout) or counted(plan)
+        show(rows, as_json, lambda rows: typer.echo(to_markdown(rows, plan)) if markdown else _table(rows, plan))
         return
     if markdown:
         raise ValueError("--markdown is for the table of all designs; use --json for one")
@@ -89,6 +90,13 @@ def _map(name: str | None, as_json: bool, markdown: bool, picture: Path | None) 
 
 def _cell(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def counted(plan: Plan) -> list[Values]:
+    """The rows of all designs, each built without memory and walked."""
+    import residua
+
+    return [describe(name, plan) for name in residua.names()]
 
 
 def describe(spec: str, plan: Plan) -> Values:
@@ -154,7 +162,8 @@ def _columns(plan: Plan) -> dict[str, Callable[[Record], str]]:
     }
 
 
-def _markdown(rows: list[Values], plan: Plan) -> str:
+def to_markdown(rows: list[Values], plan: Plan) -> str:
+    """The table for a page."""
     columns, lines = _columns(plan), []
     for row in rows:
         cells = {title: cell(row).replace("|", "\\|") for title, cell in columns.items()}

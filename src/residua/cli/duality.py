@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from residua.cli._flags import show, tell
+from residua.cli._flags import path_option, refuse_output, show, tell
 from residua.lab.common.files import Values, write_json
 from residua.lab.common.tables import print_table, terminal
 
@@ -20,8 +20,8 @@ def command(
     ),
     steps: int = typer.Option(60, help="Training steps of each model."),
     corpus: str = typer.Option("pydoc", help="Training corpus."),
-    seeds: int = typer.Option(2, help="Number of random stacks."),
-    out: Path = typer.Option(None, help="Also write the JSON to this file."),
+    seeds: int = typer.Option(2, metavar="COUNT", help="Number of random stacks."),
+    out: Path = path_option(None, "--out", help="Also write the JSON to this file."),
     as_json: bool = typer.Option(False, "--json", help="Print every row as JSON."),
     markdown: bool = typer.Option(False, "--markdown", help="Print the table as Markdown."),
 ) -> None:
@@ -33,8 +33,11 @@ def command(
         raise ValueError("--json and --markdown exclude each other; give one")
     if steps < 1 or seeds < 1:
         raise ValueError(f"steps={steps} and seeds={seeds} must be at least 1")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a directory; --out takes a file")
+    refuse_output(out, ".json")
+    if not runs:
+        from residua.lab.data import check_data
+
+        check_data(corpus, "bytes")
     for run in runs:
         if not (run / "config.json").is_file():
             raise ValueError(f"{run} is not a run directory: it has no config.json")
@@ -44,11 +47,17 @@ def command(
     if runs:
         subjects += [duality.from_run(run) for run in runs]
     else:
-        subjects += duality.trained_subjects(
-            steps=steps,
-            corpus=corpus,
-            on_event=lambda event: tell(f"trained {event['design']}: loss {event['loss']:.3f}"),
-        )
+        from residua.lab.train import Interrupted
+
+        try:
+            subjects += duality.trained_subjects(
+                steps=steps,
+                corpus=corpus,
+                on_event=lambda event: tell(f"trained {event['design']}: loss {event['loss']:.3f}"),
+            )
+        except Interrupted as stopped:
+            tell(f"residua: interrupted by {stopped.signal.name}; the models were being trained, and nothing is kept")
+            raise typer.Exit(stopped.exit_code) from None
     report = duality.examine(subjects, on_event=lambda name: tell(f"examining {name}"))
     report["command"] = _spelled(runs, steps, corpus, seeds)
     if out is not None:

@@ -15,7 +15,7 @@ from residua.lab.common.files import Values
 
 def command(
     model: Path = typer.Argument(..., help="Run directory of train or finetune, or a Hugging Face model directory."),
-    corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."),
+    corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."),
     context: int = typer.Option(256, help="Tokens per window."),
     windows: int = typer.Option(0, help="Number of evenly spaced windows; 0: the whole validation split."),
     batch: int = typer.Option(8, help="Windows per forward pass."),
@@ -28,11 +28,17 @@ def command(
     """Evaluate a model: loss on a corpus, and lm-eval tasks."""
     if batch < 1 or count < 4 or windows < 0:
         raise ValueError("batch must be at least 1, count at least 4 and windows not negative")
-    if task:
-        need("eval", "lm_eval")
-    from residua.lab.data import prepare
+    if context < 2:
+        raise ValueError(f"context={context} must be at least 2")
+    from residua.lab.data import check_data, prepare
     from residua.lab.evaluate import corpus_loss, open_model
 
+    check_data(corpus, "bytes")
+    if task:
+        need("eval", "lm_eval")
+        from residua.lab.evaluate.harness import check_tasks
+
+        check_tasks(task)
     opened = open_model(model)
     tokens = prepare(corpus, opened.tokenizer, progress=tell)
     found: Values = {"model": str(model), "design": opened.design, "corpus": corpus}

@@ -22,7 +22,11 @@ def command(
     import torch
 
     from residua.lab.evaluate.opened import open_model
+    from residua.model.generate import check_sampling
 
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
+    check_sampling(tokens, temperature, top_k, top_p)
     opened = open_model(run)
     tokenizer = opened.tokenizer
     ids = tokenizer.encode(prompt)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from residua.cli._flags import grid, show, tell, typed
+from residua.cli._flags import MOST_SEEDS, grid, path_option, refuse_output, show, tell, typed
 from residua.lab.common.files import Record, Values, write_json
 from residua.lab.common.tables import MDE, difference, print_table, spread
 
@@ -23,7 +23,7 @@ def command(
     design: list[str] = typer.Option(
         ["standard"], "--design", "-d", help="Design; repeatable. The first is the baseline."
     ),
-    seeds: int = typer.Option(3, help="Number of seeds: 0, 1, ..."),
+    seeds: int = typer.Option(3, metavar="COUNT", help="How many seeds: 3 runs the seeds 0, 1 and 2."),
     steps: int = typer.Option(500, help="Training steps."),
     batch: int = typer.Option(32, help="Batch size."),
     lr: float = typer.Option(None, help="Learning rate of every design.  [default: 0.002]", show_default=False),
@@ -37,7 +37,7 @@ def command(
     also: list[str] = typer.Option(
         [], help='Another row with its own layout, such as "standard swa:window=4,attn,mlp"; repeatable.'
     ),
-    out: Path = typer.Option(None, "--out", "-o", help="JSON file for the results; the same command resumes."),
+    out: Path = path_option(None, "--out", "-o", help="JSON file for the results; the same command resumes."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List the synthetic tasks, or train designs on one and compare their accuracy."""
@@ -51,10 +51,9 @@ def command(
     from residua.lab.tasks.experiment import TaskRecipe, requested, run_task
     from residua.lab.tasks.kept import kept_in
 
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, not {seeds}")
-    if out is not None and out.is_dir():
-        raise ValueError(f"{out} is a directory; --out is a file, such as {out}/{task.split(':')[0]}.json")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
+    refuse_output(out, ".json")
     rates = grid("lr-grid", lr_grid)
     if rates and lr is not None:
         raise ValueError("--lr and --lr-grid exclude each other; give one")

@@ -293,6 +293,16 @@ def anatomy_of(config: Config) -> Anatomy | None:
     return None if row is None else row.of(config)
 
 
+def known(config: Config) -> Anatomy:
+    """The anatomy of a converted model, which its config has or its row."""
+    anatomy = anatomy_of(config)
+    if anatomy is None:
+        raise ValueError(
+            f"the config of this {config.model_type} has no anatomy: put back the one that was saved with it"
+        )
+    return anatomy
+
+
 def refuse_type(config: Config) -> None:
     """Refuse what is no decoder of text by its configuration alone."""
     model_type = str(config.model_type).removeprefix(PREFIX)

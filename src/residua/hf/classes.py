@@ -9,8 +9,10 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 
+import transformers
 from transformers import AutoConfig, AutoModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
@@ -19,11 +21,11 @@ from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputReco
 
 from residua.hf.anatomy import PREFIX, Argument, Class, Config
 from residua.hf.backbone import prefix_of
-from residua.hf.converted import AUTO, Converted
+from residua.hf.converted import AUTO, Converted, Generating
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
 
-KEPT_IN_FLOAT32 = r"(?:^|\.)stream\."
+KEPT_IN_FLOAT32 = "stream"
 """Routing parameters stay in float32 when a model is loaded in half precision: their steps are small beside them."""
 
 
@@ -72,7 +74,10 @@ def register_models(config: Config) -> None:
         model = auto._model_mapping.get(base, None)
         model = model[0] if isinstance(model, tuple | list) else model
         if model is not None:
-            auto.register(config, model_class(model), exist_ok=True)
+            made_of = model_class(model)
+            auto.register(config, made_of, exist_ok=True)
+            # The table of names is asked too: by pipelines, and by Trainer whether labels are shifted when smoothed.
+            auto._model_mapping._model_mapping[config.model_type] = made_of.__name__
 
 
 @cache
@@ -89,15 +94,33 @@ def model_class(base: Class) -> Class:
         "__doc__": f"`{base.__name__}` on a residual stream of residua.",
         "converted": staticmethod(model_class),
         "_can_record_outputs": recorded,
+        # transformers reads the source of a class's module for these; that of the base says it
+        "_can_set_attn_implementation_cached_value": base._can_set_attn_implementation(),
+        "_can_set_experts_implementation_cached_value": base._can_set_experts_implementation(),
         "_no_split_modules": [*unsplit, *(f"Residua{name}" for name in unsplit)],
         "_keep_in_fp32_modules_strict": [*(base._keep_in_fp32_modules_strict or ()), KEPT_IN_FLOAT32],
     }
-    bases: tuple[Class, ...] = (Converted, base)
-    backbone = AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None)
+    own: tuple[Class, ...] = (Converted,)
+    if base.can_generate():
+        own = (Converted, Generating)
+        method = Generating.prepare_inputs_for_generation
+        body[method.__name__] = _as(method, base.prepare_inputs_for_generation)
+    bases: tuple[Class, ...] = (*own, base)
     body["base_model_prefix"] = prefix_of(base)
-    if backbone is base:
-        body["after_input"] = positional(base.forward)
-        bases = (Converted, OnStreamBackbone, base)
+    if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
+        body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
+        bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
+    setattr(transformers, model.__name__, model)  # where `transformers serve` looks for what a config names
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model
+
+
+def _as(method: Callable[..., Argument], theirs: Callable[..., Argument]) -> Callable[..., Argument]:
+    """A method under the signature of the base's: transformers looks there for what a model takes."""
+
+    @wraps(theirs)
+    def signed(self: Class, *args: Argument, **kwargs: Argument) -> Argument:
+        return method(self, *args, **kwargs)
+
+    return signed

@@ -81,6 +81,11 @@ def convert(
         insert(config, anatomy.slots(layout), plan.block(0), stream)
     expected = replace(expected, exact=expected.exact and anatomy.exact)
     kept = to_json(anatomy) if getattr(config, "anatomy", None) or config.model_type not in ANATOMY else None
+    if check and model.device.type == "meta":
+        raise ValueError(
+            "this model is on the meta device and has no numbers to check; load its weights first, or convert with "
+            "check=False and load them into the result"
+        )
     say(f"{config.model_type} -> {stream.spec}" + (f", layout {layout}" if layout else ""))
     if not check:
         _install(model, stream.config, layout, kept, seed)
@@ -110,6 +115,10 @@ def refuse(model: Model) -> None:
             "this model is quantised: its identity cannot be checked in float32, and its weights cannot be trained; "
             "convert the full-precision model and quantise the result"
         )
+    if torch.is_inference_mode_enabled():
+        raise ValueError("convert outside torch.inference_mode(): parameters made in it could never be trained")
+    if model.device.type != "meta" and torch.is_autocast_enabled(model.device.type):
+        raise ValueError("convert outside torch.autocast(): it would round the check that the logits stay the same")
     if getattr(model, "hf_device_map", None) and len(set(model.hf_device_map.values())) > 1:
         raise ValueError("convert a model that lies on one device, save it, and load it with a device_map")
 
@@ -181,7 +190,8 @@ def _install(model: Model, stream: Mapping[str, Value], layout: str | None, anat
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         install(model)
-        backbone.stream.reset(torch.Generator(backbone.device).manual_seed(seed))
+        if backbone.device.type != "meta":  # there nothing has a start, before a checkpoint or `_init_weights` fills it
+            backbone.stream.reset(torch.Generator(backbone.device).manual_seed(seed))
     _collect(model)
 
 

@@ -7,20 +7,35 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    Cache,
+)
 
 from residua.hf.anatomy import Argument, Class, Config, Model
+from residua.hf.cache import memory_of
+from residua.hf.complete import check_converted
 from residua.hf.forward import MASK
 from residua.hf.insert import Inserted
 from residua.hf.install import OF_STREAM, install
-from residua.hf.storage import SHIM, check_loaded, write_beside, write_card
+from residua.hf.storage import SHIM, write_beside, write_card
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as Base
 else:
     Base = object  # the real one comes behind this mixin
 
-AUTO = (AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification)
+AUTO = (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering,
+)
 """The Auto classes through which a converted model can be loaded."""
 
 
@@ -38,11 +53,13 @@ class Converted(Base):
 
     @classmethod
     def from_pretrained(cls, *args: Argument, output_loading_info: bool = False, **kwargs: Argument) -> Model:
-        """As in transformers, from safetensors alone; weights of another design than the config's are refused."""
+        """As in transformers, from safetensors alone; weights that are not whole, or of another design, are refused."""
         if kwargs.get("use_safetensors") is False:
             raise ValueError("converted models are loaded from safetensors alone; leave out use_safetensors=False")
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs | {"use_safetensors": True})
-        check_loaded(model, info)
+        lenient = bool(kwargs.pop("ignore_mismatched_sizes", False))
+        own = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, info = super().from_pretrained(*args, **kwargs | own)
+        check_converted(model, info, lenient=lenient)
         return (model, info) if output_loading_info else model
 
     def _initialize_weights(self, module: nn.Module, *custom: bool) -> None:
@@ -69,21 +86,6 @@ class Converted(Base):
             )
         super().gradient_checkpointing_enable(given, **kwargs)
 
-    def prepare_inputs_for_generation(self, *args: Argument, **kwargs: Argument) -> dict[str, Any]:
-        """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
-        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
-        mask = kwargs.get("attention_mask")
-        if self.base_model.remembers and mask is not None and mask.ndim == 2:
-            # A static cache is handed masks of its own shape, from which padding cannot be told.
-            tokens = inputs.get("input_ids")
-            tokens = inputs["inputs_embeds"] if tokens is None else tokens
-            inputs[MASK] = mask[:, -tokens.shape[1] :]
-        return inputs
-
-    def _valid_auto_compile_criteria(self, *args: Argument, **kwargs: Argument) -> bool:
-        # What a memory keeps is replaced at every token, which the CUDA graphs of an automatic compilation cannot hold.
-        return not self.base_model.remembers and super()._valid_auto_compile_criteria(*args, **kwargs)
-
     def save_pretrained(self, save_directory: Argument, *args: Argument, **kwargs: Argument) -> None:
         """As in transformers; beside the weights, the shim that loads them elsewhere and the model card."""
         own, config = type(self), type(self.config)
@@ -98,6 +100,34 @@ class Converted(Base):
     def _upload_modified_files(self, working_dir: Argument, *args: Argument, **kwargs: Argument) -> Argument:
         write_card(self, working_dir)  # a push puts its own template over the card
         return super()._upload_modified_files(working_dir, *args, **kwargs)
+
+
+class Generating(Base):
+    """Mixed in beside it where the base generates."""
+
+    base_model: Model
+
+    def prepare_inputs_for_generation(self, *args: Argument, **kwargs: Argument) -> dict[str, Any]:
+        """As in transformers; a stream that keeps more than keys and values is also told what is padding."""
+        inputs = super().prepare_inputs_for_generation(*args, **kwargs)
+        mask = kwargs.get("attention_mask")
+        if self.base_model.remembers and mask is not None and mask.ndim == 2:
+            # A static cache is handed masks of its own shape, from which padding cannot be told.
+            tokens = inputs.get("input_ids")
+            tokens = inputs["inputs_embeds"] if tokens is None else tokens
+            inputs[MASK] = mask[:, -tokens.shape[1] :]
+        return inputs
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Argument, model_kwargs: dict[str, Any], *args: Argument, **kwargs: Argument
+    ) -> None:
+        """As in transformers; a cache carries what a stream keeps from the start, so that recording reaches it."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        cache = model_kwargs.get("past_key_values")
+        if self.base_model.remembers and isinstance(cache, Cache):
+            memory_of(cache)
+            if generation_config.is_assistant:
+                cache.activate_past_recording()
 
 
 @torch.no_grad()

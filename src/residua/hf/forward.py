@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Argument, Block, Config, Model
+from residua.hf.anatomy import Anatomy, Argument, Block, Class, Config, Model, known
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
-from residua.hf.owner import Owner
+from residua.hf.made import made
+from residua.hf.owner import Owner, adopt_replica
 from residua.hf.placing import placed
 from residua.hf.program import Frame, Program, child, first, path, program
 from residua.hf.values import replaced
@@ -29,8 +31,18 @@ from residua.stream import Answer, Read, State, Stream
 
 MASK = "token_mask"
 """The keyword that carries which tokens are no padding to every layer."""
+DOCUMENTS = "packed_documents"
+"""The keyword that carries which document of a packed row every token belongs to."""
 TOKENS = "token_ids"
 """The keyword that carries the tokens to the first layer, for a design that looks them up."""
+
+
+class Named:
+    """Of a class that is made from another: pickled by the two that it is made of, wherever they are."""
+
+    def __reduce_ex__(self, protocol: Argument) -> tuple[Argument, ...]:
+        mixin, base = type(self).__bases__
+        return (_blank, (base, mixin), *super().__reduce_ex__(protocol)[2:])
 
 
 class Tap(nn.Module):
@@ -72,7 +84,7 @@ def ready(block: Block) -> tuple[Ready, ...]:
     )
 
 
-class OnStreamLayer:
+class OnStreamLayer(Named):
     """state -> state: the parts of one decoder layer, and what was inserted between them, on the stream."""
 
     anatomy: Anatomy
@@ -98,13 +110,14 @@ class OnStreamLayer:
         kwargs.update(zip(self.after_state, args, strict=False))
         backbone = self.owner.backbone
         stream, mask, ids = backbone.stream, kwargs.pop(MASK, None), kwargs.pop(TOKENS, None)
+        documents = kwargs.pop(DOCUMENTS, None)
         cuts = self.gradient_checkpointing and self.training
         runner = Runner(stream, backbone.execution, blockwise=cuts)
         cache = kwargs.get(self.anatomy.cache)
-        kept = memory_of(cache, stream.plan.depth) if cache is not None and backbone.remembers else None
+        kept = memory_of(cache) if cache is not None and backbone.remembers else None
         flow, tap = placed(self, stream, self.sites, hidden_states), self.tap
         if not self.sites[0].index:
-            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.past, ids=ids)
+            flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.opening(), ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
         parts, between = iter(self.ready), self.inserted._modules
@@ -125,7 +138,7 @@ class OnStreamLayer:
             read = runner.read(flow, site, normed)
             shared: list[Tensor] = []
             if part is None:
-                y = inserted(*read.lanes, mask=mask, kept=kept)
+                y = inserted(*read.lanes, mask=mask, documents=documents, kept=kept)
             elif stream.sided and part.attends:
                 y, *shared = self._sided(part, site, read, raw, frame)
             else:
@@ -133,7 +146,7 @@ class OnStreamLayer:
             y = y if mask is None else unpadded(y, mask)
             flow = runner.write(flow, site, read, Answer(y, *shared) if shared else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
-            kept.advance(runner.past(flow), y.shape[1], mask)
+            kept.advance(runner.past(flow), mask, documents, y[..., 0].long())
         flow = runner.cut(flow) if cuts else flow
         if self.returned is None:
             return flow
@@ -160,7 +173,7 @@ class OnStreamLayer:
         return first(part.answer(frame))
 
 
-class OnStreamNorm:
+class OnStreamNorm(Named):
     """state -> the head's read, normalised: the final norm of a converted backbone."""
 
     owner: Owner
@@ -187,11 +200,20 @@ class OnStreamBackbone:
 
     def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
         kwargs.update(zip(self.after_input, args, strict=False))
+        if self.__dict__.get("_is_replica"):  # of DataParallel: a copy whose layers still point at what was copied
+            adopt_replica(self, known(self.config))
+        if self.remembers and str(self.config._attn_implementation).startswith("paged|"):
+            raise ValueError(
+                f"{self.stream.name} with layout {self.config.layout or 'as the base'} keeps more than keys and values "
+                "between tokens, and the pages of continuous batching hold those alone; generate without it"
+            )
         if self.remembers and kwargs.get(MASK) is None:
-            mask = kwargs.get("attention_mask")
+            tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
+            mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
             if isinstance(mask, Tensor) and mask.ndim == 2:
-                tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
                 kwargs[MASK] = mask[:, -tokens.shape[1] :]
+            elif mask is None and isinstance(positions, Tensor):
+                kwargs[DOCUMENTS] = packed(self.stream, positions.expand(len(tokens), -1))
         if self.stream.takes_ids and input_ids is not None:
             kwargs[TOKENS] = input_ids
         chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
@@ -199,10 +221,47 @@ class OnStreamBackbone:
             return super().forward(input_ids, **kwargs)  # type: ignore[misc]
         # Chosen layers are counted by their outputs, and the taps stand at the inputs: the output of layer i is
         # what tap i + 1 sees.
-        kwargs["output_hidden_states"] = {each + 1 for each in chosen}
+        as_dict = kwargs.pop("return_dict", getattr(self.config, "return_dict", True))
+        kwargs |= {"output_hidden_states": {each + 1 for each in chosen}, "return_dict": True}
         output = super().forward(input_ids, **kwargs)  # type: ignore[misc]
         output.hidden_states = output.hidden_states[1:]
-        return output
+        return output.to_tuple() if as_dict is False else output
+
+
+@cache
+def on_stream(base: Class, mixin: Class) -> Class:
+    """The class of a layer or a final norm, with the mixin before it."""
+    named = {"after_state": positional(base.forward), "defaults": defaults(base.forward)}
+    body: dict[str, object] = {**named} if mixin is OnStreamLayer else {}
+    return made(f"Residua{base.__name__}", (mixin, base), body)
+
+
+def _blank(base: Class, mixin: Class) -> Model:
+    """An object of such a class, whose state comes after it."""
+    cls = on_stream(base, mixin)
+    return cls.__new__(cls)
+
+
+def packed(stream: Stream, positions: Tensor) -> Tensor | None:
+    """The document of every token of rows [b t], told by positions that do not go on; None where all rows are one.
+
+    It is the rule by which transformers keeps documents apart in its attention masks.
+    """
+    documents = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
+    several = documents[:, -1].any()
+    refused = (
+        f"{stream.name} mixes tokens in its stream, and documents that position_ids tell apart would leak into each "
+        "other; give every document a row of its own, with an attention_mask"
+    )
+    if torch.compiler.is_compiling():  # what the positions say is not known yet
+        if stream.mixes_tokens:
+            torch._assert_async(~several, refused)
+        return documents
+    if not several:
+        return None
+    if stream.mixes_tokens:
+        raise ValueError(refused)
+    return documents
 
 
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:

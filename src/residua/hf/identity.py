@@ -5,7 +5,7 @@ The check runs in float32 whatever the model's precision, so that rounding canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,11 +35,12 @@ def batches(model: Model, tokenizer: Tokenizer = None) -> dict[str, Tensor]:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """The model in float32 and evaluation mode, and as it was afterwards: widening and narrowing lose nothing."""
+    """The model in float32 (float64, if anything of it is) and evaluation mode, and as it was afterwards: widening and
+    narrowing lose nothing."""
     before = {name: each.dtype for name, each in model.named_parameters()}
     buffers = {name: each.dtype for name, each in model.named_buffers()}
     training = [(module, module.training) for module in model.modules()]
-    model.float().eval()
+    model.to(torch.float64 if torch.float64 in before.values() else torch.float32).eval()
     try:
         yield
     finally:
@@ -53,9 +54,17 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def answers(model: Model, ids: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The logits for every batch; of a backbone without a head, what a head would read."""
+    """The logits for every batch, those of a question's start and end as one; of a backbone without a head, what a
+    head would read."""
     outputs = {name: model(each.to(model.device), use_cache=False) for name, each in ids.items()}
-    return {name: each.logits if "logits" in each else each.last_hidden_state for name, each in outputs.items()}
+    return {name: _joined(each) for name, each in outputs.items()}
+
+
+def _joined(output: Mapping[str, Any]) -> Tensor:
+    if "start_logits" in output:
+        return torch.stack([output["start_logits"], output["end_logits"]])
+    found: Tensor = output["logits"] if "logits" in output else output["last_hidden_state"]
+    return found
 
 
 def compare(model: Model, before: dict[str, Tensor], ids: dict[str, Tensor], expected: Conversion) -> dict[str, Any]:

@@ -32,7 +32,7 @@ KINDS = Kinds()
 
 
 class Inserted(nn.Module, ABC):
-    """norm of every lane, then y = forward(*lanes, mask, kept); keyword-only arguments are its options in a layout."""
+    """norm of every lane, then y = forward(*lanes, ...); keyword-only arguments are its options in a layout."""
 
     def __init_subclass__(cls, *, kind: str | None = None) -> None:
         super().__init_subclass__()
@@ -48,8 +48,9 @@ class Inserted(nn.Module, ABC):
         return F.rms_norm(x, x.shape[-1:], self.gain, EPS)
 
     @abstractmethod
-    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
-        """What is written: `mask` is False at padding, `kept` what earlier tokens left."""
+    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
+        """What is written: `mask` is False at padding, `documents` counts those of a packed row from the one that goes
+        on, and `kept` is what earlier tokens left."""
 
     @abstractmethod
     def writer(self) -> Tensor:
@@ -81,20 +82,35 @@ class InsertedSWA(Inserted, kind="swa"):
         self.k, self.v = (nn.Linear(width, shared, bias=False) for _ in range(2))
         self.o = nn.Linear(self.heads * head_width, width, bias=False)
 
-    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
         x, key, value = lanes if len(lanes) == 3 else lanes * 3
         real = torch.ones(x.shape[:2], dtype=torch.long, device=x.device) if mask is None else mask.long()
         seen = 0 if kept is None else kept.seen
         before = seen[:, None] if isinstance(seen, Tensor) else seen
         queries = torch.where(real > 0, before + real.cumsum(1) - 1, -1)  # the place among the row's own tokens
+        if documents is not None:
+            queries = spread(queries, documents, self.window)
         k, v, keys = self.k(key), self.v(value), queries
         if kept is not None:
-            k, v, keys = kept.slot(self.site, lambda: Recent(self.window)).extended(k, v, keys)
+            recent = kept.slot(self.site, self.window, (0, 0, -1))
+            k, v, keys = recent.extended(k, v, keys, whole=kept.recording and documents is None)
+            if documents is not None:
+                self._close(recent, keys, queries, documents)
         y = ops.window_attend(
             self.q(x), k, v, window=self.window, mode=self.mode, axis=1, heads=self.heads,
             queries=queries, keys=keys, rotary=ROPE_BASE,
         )  # fmt: skip
         return self.o(y)
+
+    def _close(self, recent: Recent, keys: Tensor, queries: Tensor, documents: Tensor) -> None:
+        """Of what is held, leave the last document alone, its places counted from its first token."""
+        last = documents[:, -1:]
+        first = queries.gather(1, (documents < last).sum(1, keepdim=True))
+        before = keys.shape[1] - queries.shape[1]
+        own = torch.cat([(last == 0).expand(-1, before), documents == last], 1) & (keys >= 0)
+        places = torch.where(own, keys - torch.where(last == 0, 0, first), -1)
+        *others, held = recent.held
+        recent.hold((*others, places[:, places.shape[1] - held.shape[1] :]))
 
     def writer(self) -> Tensor:
         return self.o.weight
@@ -109,17 +125,25 @@ class InsertedCanon(Inserted, kind="canon"):
             raise ValueError(f"{site.name}: kernel={kernel} must be at least 1: it counts the current token")
         self.taps = nn.Parameter(torch.zeros(kernel, config.hidden_size))
 
-    def forward(self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
         (x,) = lanes
         if mask is not None:
             x = x * mask[..., None].to(x.dtype)  # padding must not leak into the tokens after it
-        recent = (
-            Recent(len(self.taps) - 1) if kept is None else kept.slot(self.site, lambda: Recent(len(self.taps) - 1))
-        )
-        blank = x.new_zeros(x.shape[0], len(self.taps) - 1, x.shape[2])
-        (before,) = recent.held or (blank,)
-        recent.held = (ops.conv_tail(x, before),)
-        return self.activate(ops.shortconv(x, before, self.taps.to(x.dtype)))
+        back = len(self.taps) - 1
+        recent = (Kept() if kept is None else kept).slot(self.site, back, (0,), filled=True)
+        (history,) = recent.extended(x, whole=kept is not None and kept.recording and documents is None)
+        taps = self.taps.to(x.dtype)
+        if documents is None:
+            return self.activate(ops.shortconv(x, history[:, :back], taps))
+        at = F.pad(documents, (back, 0))  # what came before belongs to the document that goes on
+        total = taps[0] * x
+        for distance in range(1, back + 1):
+            there = slice(back - distance, back - distance + x.shape[1])
+            total = total + taps[distance] * history[:, there] * (at[:, there] == documents)[..., None].to(x.dtype)
+        (held,) = recent.held
+        own = (at == documents[:, -1:])[:, at.shape[1] - held.shape[1] :]
+        recent.hold((held * own[..., None].to(x.dtype),))
+        return self.activate(total)
 
     def activate(self, y: Tensor) -> Tensor:
         """Canon is linear."""
@@ -134,6 +158,19 @@ class InsertedConv(InsertedCanon, kind="conv"):
 
     def activate(self, y: Tensor) -> Tensor:
         return F.silu(y)
+
+
+def spread(places: Tensor, documents: Tensor, window: int) -> Tensor:
+    """Places in a row as places in which no window of `window` tokens reaches from one document into another.
+
+    Each document but the one that goes on begins at a multiple of the window, as blocks of mode=local do, and `window`
+    or more behind the end of the one before.
+    """
+    columns = torch.arange(places.shape[1], device=places.device)
+    begins = F.pad(documents.diff(dim=1), (1, 0)) != 0
+    first = places.gather(1, torch.where(begins, columns, 0).cummax(1).values)
+    start = -(-(first + 2 * window * documents) // window) * window
+    return torch.where(documents > 0, start + places - first, places)
 
 
 def insert(config: Config, slots: tuple[Slot, ...], sites: tuple[Site, ...], stream: Stream) -> nn.ModuleDict:

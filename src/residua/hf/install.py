@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
-from residua.hf.anatomy import Anatomy, Class, Config, Model, anatomy_of, probe
-from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, defaults, positional, ready
+from residua.hf.anatomy import Class, Model, known, probe
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, on_stream, ready
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
-from residua.hf.made import made
-from residua.hf.owner import Owner
+from residua.hf.owner import adopt
 from residua.hf.program import program
 from residua.hf.values import check_values
 from residua.registry import build
@@ -38,37 +35,27 @@ def install(model: Model) -> None:
     if not isinstance(backbone, OnStreamBackbone):
         backbone.__class__ = model.converted(backbone.__class__)
     _forget_recorders(backbone)
-    owner = Owner(backbone)
+    adopt(backbone, anatomy)
     for place, layer in enumerate(layers):
         sites, block = plan.block(place), anatomy.block(place)
-        layer.__class__ = _on_stream(layer.__class__, OnStreamLayer)
+        layer.__class__ = on_stream(layer.__class__, OnStreamLayer)
         layer.anatomy, layer.block, layer.ready, layer.sites = anatomy, block, ready(block), sites
         layer.returned = None if block.returns is None else tuple(map(program, block.returns))
-        layer.tap, layer.owner, layer.lanes = Tap(), owner, None
+        layer.tap, layer.lanes = Tap(), None
         layer.inserted = insert(config, anatomy.slots(config.layout, place), sites, stream).to(backbone.device, dtype)
         attention = block.attention
         if stream.sided:
             check_values(layer, block, config, plan, stream.spec)
         if attention is not None and any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
             layer.lanes = LaneHooks(layer.get_submodule(attention.sublayer), block, config)
-    norm.__class__ = _on_stream(norm.__class__, OnStreamNorm)
-    norm.tap, norm.owner = Tap(), owner
+    norm.__class__ = on_stream(norm.__class__, OnStreamNorm)
+    norm.tap = Tap()
     for part in stream.modules():
         if part is not stream and hasattr(part, "reset_parameters"):
             setattr(part, OF_STREAM, True)
     backbone.stream = stream.to(device=backbone.device, dtype=torch.float32)
     backbone.execution = Execution()
     backbone.remembers = stream.mixes_tokens or any(len(layer.inserted) for layer in layers)
-
-
-def known(config: Config) -> Anatomy:
-    """The anatomy of a converted model, which its config has or its row."""
-    anatomy = anatomy_of(config)
-    if anatomy is None:
-        raise ValueError(
-            f"the config of this {config.model_type} has no anatomy: put back the one that was saved with it"
-        )
-    return anatomy
 
 
 def remove(model: Model, classes: tuple[Class, Class]) -> None:
@@ -94,12 +81,3 @@ def _forget_recorders(backbone: Model) -> None:
             if getattr(hook, "__qualname__", "").startswith(install_output_capuring_hook.__name__):
                 del module._forward_hooks[key]
     backbone._output_capturing_hooks_installed = False
-
-
-@cache
-def _on_stream(base: Class, mixin: Class) -> Class:
-    """The class of a layer or a final norm, with the mixin before it."""
-    body = (
-        {"after_state": positional(base.forward), "defaults": defaults(base.forward)} if mixin is OnStreamLayer else {}
-    )
-    return made(f"Residua{base.__name__}", (mixin, base), body)

@@ -20,7 +20,7 @@ class LaneHooks:
         assert block.projections is not None  # `plan` gave this attention three lanes
         projections, self.width = block.projections, int(config.hidden_size)
         self.fused = projections.name if isinstance(projections, Fused) else None
-        self.sizes, self.groups = projections.layout(config) if isinstance(projections, Fused) else ((0, 0, 0), 0)
+        self.sizes = projections.layout(config)[0] if isinstance(projections, Fused) else (0, 0, 0)
         names = (projections.name,) if isinstance(projections, Fused) else projections
         self.lane = {name: lane for lane, name in enumerate(names)} | dict.fromkeys(block.beside, 0)
         self.hooked: dict[str, nn.Module] = {}
@@ -36,6 +36,7 @@ class LaneHooks:
             for handle in self.handles.get(name, ()):
                 handle.remove()
             self.hooked[name] = module
+            _drop_copies(module)
             if name == self.fused:
                 self.handles[name] = [
                     module.register_forward_pre_hook(self.lanes_as_batches),
@@ -56,8 +57,16 @@ class LaneHooks:
 
     def own_thirds(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """From the answers to q, k and v, the parts that are q, k and v."""
-        answers = output.unflatten(-1, (self.groups, sum(self.sizes))).chunk(3)
+        answers = output.unflatten(-1, (-1, sum(self.sizes))).chunk(3)  # all groups, or those of one rank of several
         return torch.cat([answer.split(self.sizes, -1)[lane] for lane, answer in enumerate(answers)], -1).flatten(-2)
+
+
+def _drop_copies(module: nn.Module) -> None:
+    """Take off what a quantised projection has copied from the one that it stands for: it would take a lane's lane."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(hook, OwnLane) or isinstance(getattr(hook, "__self__", None), LaneHooks):
+                del hooks[key]
 
 
 class OwnLane:

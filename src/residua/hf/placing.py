@@ -23,17 +23,31 @@ def placed(module: Model, stream: Stream, sites: tuple[Site, ...], state: State)
         return state
     device = torch.device(device)  # a number is one of the machine's accelerators
     if module.__dict__.get("settled") != (device, id(stream)):
+        fetch(stream, device)
         settle(stream, sites, device)
         module.__dict__["settled"] = (device, id(stream))
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
+
+
+def fetch(stream: Stream, device: torch.device) -> None:
+    """Bring in for good what accelerate has offloaded of a stream: it is small, and every layer uses it."""
+    away = {name: each for name, each in stream.named_parameters() if each.device.type == "meta"}
+    if not away:
+        return
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+    from transformers.integrations.accelerate import load_offloaded_parameter
+
+    values = {name: load_offloaded_parameter(stream, name) for name in away}
+    remove_hook_from_module(stream, recurse=True)
+    for name, value in values.items():
+        set_module_tensor_to_device(stream, name, device, value=value)
 
 
 def settle(stream: Stream, sites: tuple[Site, ...], device: torch.device) -> None:
     """Move the parameters of some sites to a device; what all sites share must be there already."""
     own = {id(each) for part in stream.at.values() for each in part.parameters()}
     for name, parameter in stream.named_parameters():
-        if parameter.device.type == "meta":
-            raise ValueError(f"stream.{name} is offloaded; place `stream` on a device in the device_map, it is small")
         if id(parameter) not in own and parameter.device != device:
             raise ValueError(
                 f"{stream.spec} shares stream.{name} between all layers, which lie on several devices; "

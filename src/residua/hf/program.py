@@ -77,6 +77,9 @@ class Program:
         if not self.steps or self.steps[-1][0] is not None:
             raise ValueError(f"the anatomy {text!r} does not end in a value")
 
+    def __reduce__(self) -> tuple[Argument, ...]:
+        return program, (self.text,)
+
     def __call__(self, frame: Frame) -> Argument:
         """What the line says; named results are added to the frame's."""
         made: Argument = None

@@ -1,6 +1,6 @@
-"""register(auto): transformers' Auto classes learn of converted models, and import nothing of them yet.
+"""register(auto): transformers' Auto classes learn of converted models, and import nothing of them yet; peft likewise.
 
-`residua/__init__.py` has it called when transformers arrives, or at once if it is there.
+`residua/__init__.py` has these functions called when a package arrives, or at once if it is there.
 """
 
 from __future__ import annotations
@@ -39,3 +39,16 @@ def _pending(base_type: str) -> type:
         return config_class(base_type)
 
     return Pending
+
+
+def adapt(constants: ModuleType) -> None:
+    """Tell peft's module of constants that a converted model has the target modules of its base."""
+    for name, table in vars(constants).items():
+        if name.startswith("TRANSFORMERS_MODELS_TO_") and isinstance(table, dict):
+            table |= {PREFIX + base_type: wanted for base_type, wanted in table.items()}
+
+
+def allow(auto: ModuleType) -> None:
+    """Let peft's AutoPeftModel look up the classes of converted models in this package, which is imported already."""
+    known = auto.get_default_import_allowlist
+    vars(auto)["get_default_import_allowlist"] = lambda: [*known(), __name__.partition(".")[0]]

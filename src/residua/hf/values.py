@@ -77,6 +77,11 @@ def replaced(
 def mixed(v: Tensor, given: tuple[Tensor, ...], heads: int) -> Tensor:
     """scale v + shift, scale one number or one a head."""
     scale, shift = (each.to(v.dtype) for each in given)
+    if shift.shape[-1] != v.shape[-1]:
+        raise ValueError(
+            f"this design shares values of {shift.shape[-1]} numbers, and attention holds {v.shape[-1]} of them here; "
+            "tensor parallelism splits its heads: use FSDP, or a design without value=..."
+        )
     if scale.shape[-1] == 1:
         return scale * v + shift
     return (scale[..., None] * v.unflatten(-1, (heads, -1))).flatten(-2) + shift

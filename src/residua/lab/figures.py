@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values
+from residua.lab.diagnose.condensed import mean_cosine
 from residua.lab.diagnose.record import in_deep_third
 from residua.lab.diagnose.show import weight_grid
 from residua.lab.runs import Series, mean_if_all, rounded
@@ -121,11 +122,8 @@ def _sources(records: Sequence[Record]) -> Values | None:
     """How alike the sources of a site are; None where no record compared them."""
 
     def cosine(site: Record) -> float | None:
-        matrix, n = site.get("routing", {}).get("cosine"), len(site["sources"])
-        if matrix is None or n < 2:
-            return None
-        pairs = [matrix[i][j] for i in range(n) for j in range(i)]
-        return None if None in pairs else fmean(pairs)
+        n = len(site["sources"])
+        return None if n < 2 else mean_cosine(site.get("routing", {}), n)
 
     found = {
         "cosine": means([cosine(site) for site in each["sites"]] for each in records),

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,46 +19,17 @@ from torch import Tensor, nn
 from residua.hf.released.loans import lenders
 from residua.hf.storage import check_weights, load_config
 from residua.lab.common.files import Listener, Values
+from residua.lab.finetune_config import MODEL as MODEL
+from residua.lab.finetune_config import FinetuneConfig as FinetuneConfig
 from residua.lab.train import Result, train
 from residua.lab.train.diverge import Diverged, explain_parameters, finite
 from residua.lab.train.folder import Resume
-from residua.lab.train.recipe import Recipe
+from residua.lab.train.ranks import launched
 from residua.lab.train.reproducible import device_of
+from residua.lab.train.run import ONE_PROCESS
 from residua.lab.train.sampler import Batch, Tokens
 from residua.lab.train.subject import Subject
-from residua.spec import parse, render
 from residua.stream import Stream
-
-MODEL = "model"
-"""The folder of a run that holds the fine-tuned model, as Hugging Face saves one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinetuneConfig(Recipe):
-    """Which checkpoint, and how it is trained on."""
-
-    checkpoint: Annotated[str, "Directory of the Hugging Face model, or a hub name."] = ""
-    design: Annotated[str | None, "Convert to this design first; by default the checkpoint is used as it is."] = None
-    layout: Annotated[str | None, "With --design: sublayers to insert, such as swa:window=16,attn,mlp."] = None
-    freeze: Annotated[bool, "Train the parameters of the design (and inserted sublayers) only."] = False
-    lr: Annotated[float, "Learning rate of the base."] = 5e-5
-    residual_lr: Annotated[float | None, "Learning rate of the parameters that conversion added."] = 5e-3
-    weight_decay: Annotated[
-        float, "Weight decay of matrices; none for norms, embeddings and the design's parameters."
-    ] = 0.0
-    tokenizer: Annotated[str, "auto (the checkpoint's, else bytes), bytes, bpe:VOCAB or hf:DIR."] = "auto"
-
-    def __post_init__(self) -> None:
-        Recipe.__post_init__(self)  # super() has no class to start from in a dataclass with slots
-        if not self.checkpoint:
-            raise ValueError("name the checkpoint to fine-tune: a directory of a Hugging Face model, or a hub name")
-        if self.design is not None:
-            object.__setattr__(self, "design", render(*parse(self.design)))
-        elif self.layout is not None:
-            raise ValueError("layout inserts sublayers while converting; name the design too, with --design")
-        if self.tokenizer == "auto":
-            own = (Path(self.checkpoint) / "tokenizer.json").is_file()
-            object.__setattr__(self, "tokenizer", f"hf:{self.checkpoint}" if own else "bytes")
 
 
 def finetune(
@@ -72,6 +42,8 @@ def finetune(
     on_event: Listener | None = None,
 ) -> Result:
     """Fine-tune in directory `out`, or go on from what is there. Arguments and errors are those of `train`."""
+    if launched() > 1:
+        raise ValueError(ONE_PROCESS)
     load_config(config.checkpoint)  # a wrong name is said before a corpus is read
     if Path(config.checkpoint).is_dir():
         check_weights(Path(config.checkpoint))

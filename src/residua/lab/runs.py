@@ -7,15 +7,18 @@ read, so that a table, a plot and a page cannot disagree about them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
-from residua.lab.common.files import Record, read_json
+from residua.lab.common.expect import expect, read_expected
+from residua.lab.common.files import Record, differing, read_json
 from residua.lab.train import TrainConfig, read_metrics
+from residua.lab.train.recipe import digest_of
+from residua.lab.updates import summarise
 
 RESULT = "result.json"
 """Written when a run has finished."""
@@ -25,7 +28,33 @@ DIVERGED = "diverged.json"
 """Of a run that broke by its own numbers: step, site and message. It would break again, so it is not run again."""
 HARDWARE = "hardware.json"
 """Of a run of a comparison: the kinds of hardware that its updates were made on, in order."""
+UPDATES = "updates.json"
+"""Of a run that was taken from its record, which has the lines of the validations only: what the updates come to."""
 ROUTED = ("max_weight", "normalised_entropy", "effective_sources", "collapsed_share")
+_MEANS = dict.fromkeys(ROUTED, (float, None))
+SHAPES: Record = {
+    RESULT: {
+        **dict.fromkeys(("loss", "perplexity", "bits_per_byte"), float),
+        **dict.fromkeys(("tokens", "parameters", "stream_parameters"), int),
+        **dict.fromkeys(("fingerprint", "design?", "config?", "checkpoint?"), str),
+        "time": {"cpu_seconds": float, "peak_memory": float},
+    },
+    ROUTING: {
+        "network": _MEANS,
+        "deep_third": _MEANS,
+        "sites?": [{"site": str, "layer": int, "sources": list}],
+        "mean_weights?": dict,
+    },
+    DIVERGED: {"step": int, "site": str, "message": str},
+    HARDWARE: {"kinds": [str]},
+    "manifest.json": {"data": dict},
+}
+"""What is read of each of these files."""
+LINE = {
+    "train": {"batch?": str},
+    "valid": {"loss": float, "time": {"cpu_seconds": float}, "tokens?": int, "bits_per_byte?": float},
+}
+"""What a line of metrics.jsonl holds, by its kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +67,8 @@ class FinishedRun:
     """As `lab.train.Result` has it."""
     validations: Sequence[Record] = ()
     """The lines of the validations, in order."""
-    batches: Sequence[str] = ()
-    """Checksums of what each update saw."""
+    updates: Record | None = None
+    """What the updates come to, as `lab.updates.summarise` has it."""
     routing: Record | None = None
     settings: Record | None = None
     """The fields of its `TrainConfig`; None where the folder keeps no config.json."""
@@ -54,6 +83,13 @@ class FinishedRun:
         if len(self.hardware) > 1:
             return None
         return self.hardware[0] if self.hardware else ""
+
+    @property
+    def build(self) -> str:
+        """The torch and the kernels that its numbers come from; empty where the folder does not say."""
+        manifest = self.manifest or {}
+        said = [("torch", manifest.get("versions", {}).get("torch")), ("kernels", manifest.get("native"))]
+        return ", ".join(f"{name} {value}" for name, value in said if value)
 
     @property
     def config(self) -> TrainConfig:
@@ -110,6 +146,11 @@ class Series:
         """Every kind of hardware that its seeds ran on."""
         return list(dict.fromkeys(kind for run in self.seeds for kind in run.hardware))
 
+    @property
+    def builds(self) -> list[str]:
+        """Every torch and kernel build that its seeds were made with."""
+        return list(dict.fromkeys(run.build for run in self.seeds if run.build))
+
     def over(self, baseline: Series | None) -> dict[str, float | None]:
         """Speed and memory as multiples of the baseline's; None where one of the two is not known.
 
@@ -140,21 +181,58 @@ class Series:
 def read_run(folder: Path, seed: int) -> FinishedRun:
     """Everything a run left, from one look at each of its files."""
     lines: dict[str, list[Record]] = {"train": [], "valid": []}
-    for line in read_metrics(folder / "metrics.jsonl"):
+    metrics, settings = folder / "metrics.jsonl", read_if_there(folder / "config.json")
+    for number, line in enumerate(read_metrics(metrics), 1):
+        where = f"{metrics}, line {number}"
+        expect(where, line, {"kind": str})
+        if line["kind"] not in lines:
+            raise ValueError(f"{where}: kind is {line['kind']!r}, neither train nor valid")
+        expect(where, line, LINE[line["kind"]])
         lines[line["kind"]].append(line)
     if not lines["valid"]:
         raise ValueError(f"{folder / 'metrics.jsonl'} holds no validation; delete {folder} and run it again")
     return FinishedRun(
         folder=folder,
         seed=seed,
-        result=read_json(folder / RESULT),
+        result=read_result(folder, None if settings is None else digest_of(settings)),
         validations=lines["valid"],
-        batches=[line.get("batch", "") for line in lines["train"]],
+        updates=read_if_there(folder / UPDATES) or summarise(lines["train"]),
         routing=read_if_there(folder / ROUTING),
-        settings=read_if_there(folder / "config.json"),
+        settings=settings,
         manifest=read_if_there(folder / "manifest.json"),
         hardware=(read_if_there(folder / HARDWARE) or {"kinds": ()})["kinds"],
     )
+
+
+def read_result(folder: Path, digest: str | None = None) -> Record:
+    """The result of a run; an error where it is not one, or not of the configuration with this digest."""
+    result = read_expected(folder / RESULT, SHAPES[RESULT])
+    check_digest(folder, result, digest)
+    return result
+
+
+def check_digest(folder: Path, result: Record, digest: str | None) -> None:
+    """Refuse a result that says it is of another configuration."""
+    if digest is not None and result.get("config") != digest:
+        raise ValueError(
+            f"{folder / RESULT} is the result of another configuration ({result.get('config')}, and config.json there "
+            f"is {digest}); delete {folder} and run it again"
+        )
+
+
+def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = ()) -> None:
+    """Refuse the folder of a run that is there, if it is a run of another configuration than this.
+
+    chosen: fields that may be anything, because a search chose them.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    here = {key: value for key, value in config.to_json().items() if key not in chosen}
+    there = {key: value for key, value in read_json(folder / "config.json").items() if key not in chosen}
+    if found := differing(there, here):
+        raise ValueError(f"{folder} holds a run of another plan ({found}); move it away, or give another --out")
+    if (folder / RESULT).exists():
+        check_digest(folder, read_json(folder / RESULT), digest_of(read_json(folder / "config.json")))
 
 
 def is_done(folder: Path) -> bool:
@@ -169,7 +247,7 @@ def divergence(folder: Path) -> Record | None:
 
 def final_loss(folder: Path) -> float:
     """The validation loss of a run that ended; infinite if it diverged."""
-    return math.inf if divergence(folder) else read_json(folder / RESULT)["loss"]
+    return math.inf if divergence(folder) else read_result(folder)["loss"]
 
 
 def _ratio(own: float | None, base: float | None) -> float | None:
@@ -177,8 +255,8 @@ def _ratio(own: float | None, base: float | None) -> float | None:
 
 
 def read_if_there(path: Path) -> Record | None:
-    """The object in a JSON file, or None."""
-    return read_json(path) if path.is_file() else None
+    """The object in a JSON file, of the shape that `SHAPES` says, or None."""
+    return read_expected(path, SHAPES.get(path.name, {})) if path.is_file() else None
 
 
 def mean_if_all(values: Iterable[float | None]) -> float | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from residua.plan import Plan, Slot, parse_layout, split_loop
 from residua.spec import Spec
+
+MOST_PARAMETERS = 10**13
+"""Of a model that is built, be it on no device at all: ten times the largest that anybody has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,24 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads", "kv_heads", "mlp_width"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is None and name in ("kv_heads", "mlp_width"):
+                continue
+            if not isinstance(value, Integral) or isinstance(value, bool):
+                raise ValueError(f"{name} is a whole number, not {value!r}")
+            if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
+        for name in ("rope_base", "eps", "init_std"):
+            value = getattr(self, name)
+            if name == "init_std" and value is None:
+                continue
+            if not isinstance(value, Real) or isinstance(value, bool) or not math.isfinite(value):
+                raise ValueError(f"{name} is a finite number, not {value!r}")
+        for name, kind in (("layout", str), ("design", (str, Mapping)), ("lane_norms", str)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} is text, not {getattr(self, name)!r}")
+        for name in ("causal", "qk_norm", "tied"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is true or false, not {getattr(self, name)!r}")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not split into {self.heads} heads; choose a divisor")
         if (self.width // self.heads) % 2:
@@ -55,7 +76,14 @@ class ModelConfig:
             raise ValueError(f"lane_norms must be shared or separate, not {self.lane_norms!r}")
         if self.eps < 0 or self.start_std <= 0:
             raise ValueError("eps must not be negative and init_std must be positive")
+        if self.rope_base <= 0:
+            raise ValueError(f"rope_base must be a positive number, not {self.rope_base}")
         _ = self.plan
+        if self.least_parameters > MOST_PARAMETERS:
+            raise ValueError(
+                f"width {self.width:,}, depth {self.depth:,} and vocab {self.vocab:,} make a model of at least "
+                f"{self.least_parameters:.2g} parameters; at most {MOST_PARAMETERS:.0e} are built"
+            )
 
     @property
     def shared_heads(self) -> int:
@@ -72,6 +100,13 @@ class ModelConfig:
     def hidden(self) -> int:
         """The MLP's hidden width."""
         return self.mlp_width or -(-8 * self.width // 48) * 16
+
+    @property
+    def least_parameters(self) -> int:
+        """Those of the embedding and of the matrices of attention and MLPs: counted at once, without building them."""
+        own = {"attn": 2 * self.width * (self.width + self.shared_heads * (self.width // self.heads))}
+        own |= {"swa": own["attn"], "mlp": 3 * self.width * self.hidden}
+        return self.vocab * self.width + self.depth * sum(own.get(slot.kind, 0) for slot in self.slots)
 
     @property
     def slots(self) -> tuple[Slot, ...]:

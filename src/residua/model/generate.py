@@ -60,14 +60,7 @@ def stepwise(
     """The new tokens of `generate`, one [b] at a time; same arguments, same errors."""
     if ids.shape[1] < 1:
         raise ValueError("a prompt needs at least one token")
-    if tokens < 0:
-        raise ValueError(f"tokens={tokens} must not be negative")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} must not be negative; 0 is greedy")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k={top_k} must be at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    check_sampling(tokens, temperature, top_k, top_p)
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk={chunk} must be at least 1")
     if mask is not None and not bool(mask[:, -1].all()):
@@ -90,6 +83,18 @@ def stepwise(
         if stop is not None and bool(done.all()):
             return
         step, padding = token[:, None], None
+
+
+def check_sampling(tokens: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Refuse options out of range: known before a model is there."""
+    if tokens < 0:
+        raise ValueError(f"tokens={tokens} must not be negative")
+    if not 0 <= temperature < torch.inf:
+        raise ValueError(f"temperature={temperature} must be a number from 0 on; 0 is greedy")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
 
 
 def _choose(

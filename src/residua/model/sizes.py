@@ -82,7 +82,7 @@ def state_floats(stream: Stream) -> dict[str, int]:
 
     Two sequence lengths are walked and subtracted: what a design keeps per sequence drops out.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), torch.no_grad():
         (two, _), (one, _) = _walk(stream, 2), _walk(stream, 1)
     return {site: two[site] - one[site] for site in two}
 
@@ -109,7 +109,8 @@ def state_numbers(state: State) -> int:
 def _cache_floats(model: Transformer, tokens: int) -> int:
     """What the sublayers and the design keep after `tokens` tokens of one sequence."""
     kept = sum(sublayer.cache_floats(tokens) for sublayer in model.at_sites().values())
-    with torch.device("meta"):
-        state = _walk(model.stream, 1)[1]
-        past = model.stream.past(state)
+    if not model.stream.mixes_tokens:
+        return kept
+    with torch.device("meta"), torch.no_grad():
+        past = model.stream.past(_walk(model.stream, 1)[1])
     return kept + sum(leaf.numel() for leaf in pytree.tree_leaves(past) if leaf is not None)

@@ -16,7 +16,7 @@ static const range_function one_backward[] = VARIANTS(attend_one_gradient);
 static const range_function many_backward[] = VARIANTS(attend_many_gradient);
 
 enum {
-    PAD = 8,              /* numbers in a vector of the narrowest accumulators */
+    PAD = 16,             /* numbers in the widest vector */
     TILE = 128 << 10,     /* bytes of a tile, well inside a second-level cache */
     STREAMED = 4 << 20    /* bytes of gradients that leave the cache before anyone reads them */
 };

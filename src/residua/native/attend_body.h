@@ -43,11 +43,15 @@ INLINE void FN(dots)(const T *const *rows, const A *const *vectors, int64_t widt
 
 /* exp for x <= 0. In float32 to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
 INLINE VEC FN(exponential)(VEC x) {
-#if LANES == 8
-    typedef int32_t whole __attribute__((vector_size(32)));
+#ifndef USE_DOUBLE
+    typedef int32_t whole __attribute__((vector_size(BYTES)));
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
+#ifdef USE_AVX512
+    x = (VEC)_mm512_max_ps((__m512)FN(splat)(-87.0f), (__m512)x); /* the second, if it is NaN */
+#else
     whole low = (whole)(x < -87.0f);
     x = (VEC)((low & (whole)FN(splat)(-87.0f)) | (~low & (whole)x));
+#endif
     VEC shifted = x * 1.44269504f + magic;
     VEC power = shifted - magic;
     VEC r = x - power * 0.693359375f; /* ln 2 in two parts */
@@ -153,7 +157,7 @@ INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *r
 /* out[k] = sum_i weights[k][i] rows[i], numbers at..at+width of each: for 1 or 4 queries. */
 INLINE void FN(mix)(const int queries, const T *const *rows, int64_t count, const A *const *weights, T *const *out,
                     int64_t at, int64_t width) {
-    const int most = queries == 1 ? 8 : 2;
+    const int most = LANES * sizeof(A) == 64 ? 4 : queries == 1 ? 8 : 2; /* vectors that registers hold */
     int64_t d = 0;
     for (; d + most * LANES <= width; d += most * LANES) {
         FN(mix_step)(queries, most, rows, count, weights, out, at, d, LANES);

@@ -125,7 +125,7 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
             for (int64_t t = 0; t < count; t += 8) {
                 const int64_t some = count - t < 8 ? count - t : 8, place = t * stride + i;
                 VEC squares[8] = {0};
-                A square[8];
+                A square[EIGHT] = {0};
                 for (int64_t head = 0; head < heads; head++) {
                     VEC one[8] = {0}, two[8] = {0}, own;
                     A logit[8], dot[8];

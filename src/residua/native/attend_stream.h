@@ -28,8 +28,8 @@ NOINLINE void FN(dots_of_4_sources)(const T *const *four, const A *vector, int64
 /* power = exp of the first four, and of what is left of the sum so far; made in registers, since a vector cannot be
  * loaded before numbers that were just stored one by one. */
 INLINE void FN(five_powers)(A *power, const A *logit, A large, A most) {
-#if LANES == 8
-    const VEC x = {logit[0] - large, logit[1] - large, logit[2] - large, logit[3] - large, most - large, 0, 0, 0};
+#if LANES >= 8
+    const VEC x = {logit[0] - large, logit[1] - large, logit[2] - large, logit[3] - large, most - large};
 #else
     const VEC x = {logit[0] - large, logit[1] - large, logit[2] - large, logit[3] - large};
     power[4] = exp(most - large);
@@ -107,12 +107,13 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
             FN(adder) *add = first ? last ? FN(add_only) : FN(add_first) : last ? FN(add_last) : FN(add_next);
             for (int64_t t = 0; t < count; t++) {
                 const T *rows[4];
-                A eight[8], inverse[8], logit[4], power[8], large = most[t];
+                A eight[EIGHT] = {0}, inverse[EIGHT], logit[4], power[EIGHT], large = most[t];
                 for (int64_t s = 0; s < 4; s++) {
                     rows[s] = source[i + (s < some ? s : 0)] + (start + t) * width;
                 }
                 FN(dots_of_4_sources)(rows, query, width, ahead, eight);
-                FN(store_wide)(inverse + 8 - LANES, FN(rms_inverses)(read, FN(load_wide)(eight + 8 - LANES)));
+                const int squares = LANES < 8 ? 8 - LANES : 0; /* where a vector begins that holds all of them */
+                FN(store_wide)(inverse + squares, FN(rms_inverses)(read, FN(load_wide)(eight + squares)));
                 for (int64_t s = 0; s < 4; s++) {
                     logit[s] = s < some ? eight[s] * inverse[4 + s] : -INFINITY;
                     large = logit[s] > large ? logit[s] : large;
@@ -161,7 +162,7 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
                 const int64_t rows = count - t < 8 ? count - t : 8;
                 const T *row = source[i] + (first + t) * width;
                 VEC logits[8] = {0}, slopes[8] = {0}, squares[8] = {0};
-                A logit[8], dot[8], square[8], weight[8], slope[8], pull[8];
+                A logit[EIGHT] = {0}, dot[EIGHT] = {0}, square[EIGHT] = {0}, weight[EIGHT], slope[EIGHT], pull[EIGHT];
                 for (int64_t r = 0; r < rows; r++) {
                     FN(sums_of_row)(row + r * width, query, out_gradient + (t + r) * width, width, logits + r,
                                     slopes + r, squares + r);

@@ -9,24 +9,25 @@ import hashlib
 import os
 import shlex
 import shutil
-import stat
 import subprocess
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from residua.native.sealed import CURE, opened, seal
+from residua.native.sealed import Unavailable as Unavailable
+
 HERE = Path(__file__).parent
-SHIPPED = "kernels.so"
+SHIPPED = "kernels.dylib" if sys.platform == "darwin" else "kernels.so"
 """The name of the binary inside a wheel, next to this file."""
 
-FLAGS = ("-std=gnu11", "-O2", "-fpeel-loops", "-ffp-contract=fast", "-fPIC", "-fvisibility=hidden", "-pthread")
-"""No -march: variants.h names the instructions that are chosen at run time. Short loops of known length are unrolled,
-as by -O3, which takes half as long again to compile and wins nothing else: the kernels are written in vectors."""
+FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=fast", "-fPIC", "-fvisibility=hidden", "-pthread")
+"""No -march: variants.h names the instructions that are chosen at run time."""
+OF_GCC = ("-fpeel-loops",)
+"""Short loops of known length are unrolled, as by -O3, which takes half as long again to compile and wins nothing else:
+the kernels are written in vectors. Clang does so by itself, and does not know the flag."""
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi")
-
-
-class Unavailable(Exception):
-    """There is no native library; the message is the reason."""
 
 
 def sources() -> list[Path]:
@@ -53,21 +54,36 @@ def compiler() -> list[str]:
     raise Unavailable(f"no C compiler: {'CC=' + asked if asked else 'cc, gcc or clang'} is not on the PATH")
 
 
+def version(command: list[str]) -> str:
+    """What a compiler says it is."""
+    line = [*command, "--version"]
+    try:
+        return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"{command[0]} did not run: {error}") from None
+
+
+def flags_of(compiler: str) -> tuple[str, ...]:
+    """The flags for a compiler, by what it says it is."""
+    return FLAGS if "clang" in compiler else FLAGS + OF_GCC
+
+
 def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) -> None:
     """Compile the sources to `target`, which appears whole or not at all; files are compiled at once, on all cores."""
-    mark = f'-DRESIDUA_FINGERPRINT="{fingerprint()}"'
+    mark, usual = f'-DRESIDUA_FINGERPRINT="{fingerprint()}"', flags_of(version(command))
     # beside the target: a rename is atomic only inside one file system
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as folder:
         files = [file for file in sources() if file.suffix == ".c"]
         objects = [str(Path(folder, file.stem + ".o")) for file in files]
         jobs = [
-            [*command, *FLAGS, *WARNINGS, mark, *flags, "-c", "-o", made, str(file)]
+            [*command, *usual, *WARNINGS, mark, *flags, "-c", "-o", made, str(file)]
             for made, file in zip(objects, files, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, jobs))
         whole = Path(folder, "library")
-        _run([*command, *FLAGS, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
+        _run([*command, *usual, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
+        seal(whole)
         whole.chmod(0o700)
         os.replace(whole, target)
 
@@ -86,23 +102,28 @@ def build(flags: tuple[str, ...] = ()) -> Path:
     """The library in the user's cache, compiled now unless the same sources, compiler and flags already were."""
     command = compiler()
     folder = _private_folder()
-    target = folder / f"{_key(command, flags)}.so"
-    if not target.exists():
+    target = folder / f"{_key(command, flags)}{Path(SHIPPED).suffix}"
+    if not _whole(target):
         with _locked(folder):
-            if not target.exists():
+            if not _whole(target):
+                print("residua: compiling its CPU kernels, once; this takes some seconds", file=sys.stderr, flush=True)
                 compile_to(target, command, flags)
-    _refuse_foreign(target)
-    return target
+    with opened(target, private=True):
+        return target
+
+
+def _whole(target: Path) -> bool:
+    """Whether a library is there as it was written; one that is damaged is made again, one of somebody else is not."""
+    try:
+        with opened(target, private=False):
+            return True
+    except Unavailable:
+        return target.is_symlink()
 
 
 def _key(command: list[str], flags: tuple[str, ...]) -> str:
-    try:
-        version = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, timeout=60, check=False
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise Unavailable(f"{command[0]} did not run: {error}") from None
-    parts = [fingerprint(), *command, version, *FLAGS, *flags, *os.uname()[::4]]
+    said = version(command)
+    parts = [fingerprint(), *command, said, *flags_of(said), *flags, *os.uname()[::4]]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
@@ -113,20 +134,13 @@ def _private_folder() -> Path:
     folder = cache_root() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _refuse_foreign(folder)
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise Unavailable(f"{folder} can be written by others; {CURE}")
         folder.chmod(0o700)
     except OSError as error:
         raise Unavailable(f"the cache folder {folder} cannot be used: {error}") from None
     return folder
-
-
-def _refuse_foreign(path: Path) -> None:
-    """A file or folder of somebody else, or that others may write, could hold anything."""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise Unavailable(f"{path} is a symbolic link; remove it, or set RESIDUA_CACHE to a folder of your own")
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise Unavailable(f"{path} can be written by others; remove it, or set RESIDUA_CACHE to a folder of your own")
 
 
 class _locked:

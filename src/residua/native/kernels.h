@@ -32,6 +32,9 @@
 /* Element types; the order is that of VARIANTS and of `library.TYPES`. */
 enum { RESIDUA_FLOAT32, RESIDUA_FLOAT64, RESIDUA_BFLOAT16, RESIDUA_TYPES };
 
+/* Instructions, from the least on; the order is that of VARIANTS and of `library.INSTRUCTIONS`. */
+enum { RESIDUA_PORTABLE, RESIDUA_AVX2, RESIDUA_AVX512 };
+
 /* Answers; `library.check` turns all but the first into errors. */
 enum { RESIDUA_OK, RESIDUA_NO_MEMORY };
 
@@ -51,9 +54,13 @@ int residua_variant(int type);
 
 /* The variants of an inner loop, in order; WIDE_VARIANTS for one that has none for bfloat16. */
 #ifdef RESIDUA_X86
-#define VARIANTS(name) \
-    { name##_f32_base, name##_f64_base, name##_bf16_base, name##_f32_avx2, name##_f64_avx2, name##_bf16_avx2 }
-#define WIDE_VARIANTS(name) { name##_f32_base, name##_f64_base, NULL, name##_f32_avx2, name##_f64_avx2, NULL }
+#define VARIANTS(name)                                                          \
+    { name##_f32_base, name##_f64_base, name##_bf16_base,                       \
+      name##_f32_avx2, name##_f64_avx2, name##_bf16_avx2,                       \
+      name##_f32_avx512, name##_f64_avx512, name##_bf16_avx512 }
+#define WIDE_VARIANTS(name)                                                     \
+    { name##_f32_base, name##_f64_base, NULL, name##_f32_avx2, name##_f64_avx2, \
+      NULL, name##_f32_avx512, name##_f64_avx512, NULL }
 #else
 #define VARIANTS(name) { name##_f32_base, name##_f64_base, name##_bf16_base }
 #define WIDE_VARIANTS(name) { name##_f32_base, name##_f64_base, NULL }

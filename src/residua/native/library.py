@@ -1,6 +1,7 @@
 """The native library in this process: shipped in the wheel, else built on first use, else `Unavailable`.
 
-`RESIDUA_NATIVE=0` turns it off; a path names a binary to take instead.
+`RESIDUA_NATIVE=0` turns it off; a path names a binary to take instead. `RESIDUA_INSTRUCTIONS` names the instructions to
+use, portable, avx2 or avx512, instead of those that `dispatch.c` chooses.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ import torch
 from torch import Tensor
 
 from residua.native import build
-from residua.native.build import Unavailable
+from residua.native.sealed import Unavailable, opened
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """Element types and their codes in kernels.h."""
+
+INSTRUCTIONS = ("portable", "avx2", "avx512")
+"""Variants of every kernel, in the order of kernels.h."""
 
 GRAIN = 1 << 18
 """Numbers that a thread must have to touch before it is worth being made."""
@@ -42,25 +46,42 @@ def _open() -> tuple[ctypes.CDLL, str]:
     if asked == "0":
         raise Unavailable("turned off by RESIDUA_NATIVE=0")
     if asked:
-        return _linked(Path(asked)), asked
+        return _linked(Path(asked).expanduser()), asked
     shipped = build.HERE / build.SHIPPED
     if shipped.exists():
         return _linked(shipped), str(shipped)
     if os.name != "posix":
         raise Unavailable(f"not built for {os.name}")
     built = build.build()
-    return _linked(built), str(built)
+    return _linked(built, private=True), str(built)
 
 
-def _linked(path: Path) -> ctypes.CDLL:
-    try:
-        found = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise Unavailable(f"{path} does not load: {error}") from None
+def _linked(path: Path, *, private: bool = False) -> ctypes.CDLL:
+    """Load a library whose every byte is as it was written; `private`: from the cache, whose whole path is checked."""
+    with opened(path, private=private) as name:
+        try:
+            found = ctypes.CDLL(name)
+        except OSError as error:
+            raise Unavailable(f"{path} does not load: {error}") from None
     found.residua_fingerprint.restype = ctypes.c_char_p
     if found.residua_fingerprint().decode() != build.fingerprint():
         raise Unavailable(f"{path} was built from other sources than the ones beside {build.HERE}; remove it")
+    if asked := os.environ.get("RESIDUA_INSTRUCTIONS", ""):
+        _use(found, asked)
     return found
+
+
+def _use(found: ctypes.CDLL, asked: str) -> None:
+    """Run one variant from now on; ValueError if there is none of that name, or the processor cannot run it."""
+    if asked not in INSTRUCTIONS:
+        raise ValueError(f"instructions {asked!r}: choose {', '.join(INSTRUCTIONS)}")
+    if not found.residua_use_instructions(INSTRUCTIONS.index(asked)):
+        raise ValueError(f"instructions {asked!r}: this processor runs {', '.join(runnable(found))}")
+
+
+def runnable(found: ctypes.CDLL | None = None) -> tuple[str, ...]:
+    """The variants that this processor can run."""
+    return INSTRUCTIONS[: (found or library()).residua_instructions_most() + 1]
 
 
 def library() -> ctypes.CDLL:
@@ -81,7 +102,13 @@ def status() -> dict[str, str | None]:
     found, place = _load()
     if found is None:
         return {"binary": None, "instructions": None, "reason": place}
-    return {"binary": place, "instructions": "AVX2" if found.residua_avx2() else "portable", "reason": None}
+    return {"binary": place, "instructions": INSTRUCTIONS[found.residua_instructions()], "reason": None}
+
+
+def identity() -> str | None:
+    """Which kernels run, in a word: the hash of their sources and the instructions they use; None where none do."""
+    found = _load()[0]
+    return None if found is None else f"{build.fingerprint()[:8]} {status()['instructions']}"
 
 
 def entry(name: str, *types: type) -> Callable[..., int]:
@@ -122,11 +149,11 @@ def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
 
 
 @contextmanager
-def portable() -> Iterator[None]:
-    """Run the portable variants inside a `with`: for tests."""
-    force = library().residua_force_portable
-    force(1)
+def instructions(name: str) -> Iterator[None]:
+    """Run one variant inside a `with`, whatever is chosen outside."""
+    before = library().residua_instructions()
+    _use(library(), name)
     try:
         yield
     finally:
-        force(0)
+        library().residua_use_instructions(before)

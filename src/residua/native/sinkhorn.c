@@ -201,7 +201,7 @@ static const range_function backward[] = WIDE_VARIANTS(sinkhorn_backward);
 
 static int run(const range_function *table, int type, int threads, const void *logits, const void *gradient, void *out,
                int64_t matrices, int64_t size, int64_t rounds) {
-    sinkhorn_work work = {logits, gradient, out, NULL, size, rounds, 4 * (2 * rounds + 1) * size * size};
+    sinkhorn_work work = {logits, gradient, out, NULL, size, rounds, 8 * (2 * rounds + 1) * size * size};
     work.scratch = malloc((size_t)(threads * work.each + 1) * sizeof(double));
     if (!work.scratch) {
         return RESIDUA_NO_MEMORY;

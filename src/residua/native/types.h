@@ -1,11 +1,12 @@
-/* Includes KERNEL for each element type T, with A to accumulate in and vectors of LANES numbers of type A.
+/* Includes KERNEL for each element type T, with A to accumulate in and vectors of BYTES, which are LANES
+ * numbers of type A.
  *
  * bfloat16 is the upper half of a float32: stored as uint16_t, computed in float32, rounded to nearest even.
  */
 #define T float
 #define A float
 #define TYPE f32
-#define LANES 8
+#define LANES (BYTES / 4)
 #include "vector.h"
 #include KERNEL
 #undef LANES
@@ -16,9 +17,11 @@
 #define T double
 #define A double
 #define TYPE f64
-#define LANES 4
+#define LANES (BYTES / 8)
+#define USE_DOUBLE 1
 #include "vector.h"
 #include KERNEL
+#undef USE_DOUBLE
 #undef LANES
 #undef TYPE
 #undef A
@@ -27,7 +30,7 @@
 #define T uint16_t
 #define A float
 #define TYPE bf16
-#define LANES 8
+#define LANES (BYTES / 4)
 #define USE_BFLOAT16 1
 #include "vector.h"
 #include KERNEL

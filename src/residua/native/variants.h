@@ -1,6 +1,7 @@
-/* Includes the file named by KERNEL once per element type, in portable C and, on x86, for AVX2 with FMA.
+/* Includes the file named by KERNEL once per element type, in portable C and, on x86, for AVX2 with FMA and for AVX-512.
  *
- * The AVX2 half is compiled for AVX2 by attribute, not by flag: the rest of the library runs on any processor.
+ * The last two are compiled for their instructions by attribute, not by flag: the rest of the library runs on any
+ * processor.
  */
 #include "kernels.h"
 
@@ -12,6 +13,7 @@
 #define JOIN(name, type, isa) JOIN_(name, type, isa)
 #define FN(name) JOIN(name, TYPE, ISA)
 
+#define BYTES 32
 #define ISA base
 #include "types.h"
 #undef ISA
@@ -28,6 +30,21 @@
 #include "types.h"
 #undef USE_AVX2
 #undef ISA
+#undef BYTES
+#if defined(__clang__)
+#pragma clang attribute pop
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq"))), apply_to = function)
+#else
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512vl,avx512bw,avx512dq")
+#endif
+#define BYTES 64
+#define ISA avx512
+#define USE_AVX512 1
+#include "types.h"
+#undef USE_AVX512
+#undef ISA
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -35,4 +52,5 @@
 #endif
 #endif
 
+#undef BYTES
 #undef KERNEL

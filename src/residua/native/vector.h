@@ -1,19 +1,37 @@
 /* A vector of LANES accumulators for the current T, A and ISA: VEC, and the few things kernels do with one.
  *
- * GCC's vector types are portable C to GCC and Clang: on AVX2 a VEC is a register, elsewhere a pair of them. Memory
- * is read and written by memcpy, so that no pointer need be aligned. `*_part` takes the first n lanes, n < LANES;
- * the others are read as zero and not written.
+ * GCC's vector types are portable C to GCC and Clang: on AVX2 and AVX-512 a VEC is a register, elsewhere a pair of
+ * them. Memory is read and written by memcpy, so that no pointer need be aligned. `*_part` takes the first n lanes,
+ * n < LANES; the others are read as zero and not written.
  */
-typedef A FN(vec) __attribute__((vector_size(32)));
+typedef A FN(vec) __attribute__((vector_size(BYTES)));
+#undef VEC
 #define VEC FN(vec)
+
+/* What eight numbers need that are read and written as vectors. */
+#undef EIGHT
+#define EIGHT (LANES > 8 ? LANES : 8)
 
 INLINE VEC FN(splat)(A x) {
     return x - (VEC){0};
 }
 
+#if defined(USE_AVX512) && !defined(USE_DOUBLE)
+/* Its two halves, added. */
+INLINE __m256 FN(folded)(VEC x) {
+    return _mm256_add_ps(_mm512_castps512_ps256((__m512)x), _mm512_extractf32x8_ps((__m512)x, 1));
+}
+#endif
+
 /* In the order of sums_of_8, so that equal vectors have equal sums: differences of such sums must vanish exactly. */
 INLINE A FN(sum)(VEC x) {
-#if LANES == 8
+#if defined(USE_AVX512) && defined(USE_DOUBLE)
+    const __m256d half = _mm256_add_pd(_mm512_castpd512_pd256((__m512d)x), _mm512_extractf64x4_pd((__m512d)x, 1));
+    return (half[0] + half[1]) + (half[2] + half[3]);
+#elif defined(USE_AVX512)
+    const __m256 half = FN(folded)(x);
+    return ((half[0] + half[1]) + (half[2] + half[3])) + ((half[4] + half[5]) + (half[6] + half[7]));
+#elif LANES == 8
     return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 #else
     return (x[0] + x[1]) + (x[2] + x[3]);
@@ -22,10 +40,14 @@ INLINE A FN(sum)(VEC x) {
 
 /* sums[i] = the sum of x[i], of eight vectors at once. */
 INLINE void FN(sums_of_8)(const VEC *x, A *sums) {
-#if defined(USE_AVX2) && LANES == 8
+#if (defined(USE_AVX2) || defined(USE_AVX512)) && !defined(USE_DOUBLE)
     __m256 pairs[4], fours[2];
     for (int i = 0; i < 4; i++) {
+#ifdef USE_AVX512
+        pairs[i] = _mm256_hadd_ps(FN(folded)(x[2 * i]), FN(folded)(x[2 * i + 1]));
+#else
         pairs[i] = _mm256_hadd_ps((__m256)x[2 * i], (__m256)x[2 * i + 1]);
+#endif
     }
     for (int i = 0; i < 2; i++) {
         fours[i] = _mm256_hadd_ps(pairs[2 * i], pairs[2 * i + 1]);
@@ -40,7 +62,11 @@ INLINE void FN(sums_of_8)(const VEC *x, A *sums) {
 }
 
 INLINE VEC FN(root)(VEC x) {
-#if defined(USE_AVX2) && LANES == 8
+#if defined(USE_AVX512) && defined(USE_DOUBLE)
+    return (VEC)_mm512_sqrt_pd((__m512d)x);
+#elif defined(USE_AVX512)
+    return (VEC)_mm512_sqrt_ps((__m512)x);
+#elif defined(USE_AVX2) && !defined(USE_DOUBLE)
     return (VEC)_mm256_sqrt_ps((__m256)x);
 #elif defined(USE_AVX2)
     return (VEC)_mm256_sqrt_pd((__m256d)x);
@@ -60,9 +86,15 @@ INLINE VEC FN(load_wide)(const A *p) {
 }
 
 INLINE VEC FN(load_wide_part)(const A *p, int64_t n) {
+#if defined(USE_AVX512) && defined(USE_DOUBLE)
+    return (VEC)_mm512_maskz_loadu_pd((__mmask8)((1u << n) - 1), p);
+#elif defined(USE_AVX512)
+    return (VEC)_mm512_maskz_loadu_ps((__mmask16)((1u << n) - 1), p);
+#else
     VEC x = {0};
     memcpy(&x, p, (size_t)n * sizeof(A));
     return x;
+#endif
 }
 
 INLINE void FN(store_wide)(A *p, VEC x) {
@@ -70,16 +102,28 @@ INLINE void FN(store_wide)(A *p, VEC x) {
 }
 
 INLINE void FN(store_wide_part)(A *p, VEC x, int64_t n) {
+#if defined(USE_AVX512) && defined(USE_DOUBLE)
+    _mm512_mask_storeu_pd(p, (__mmask8)((1u << n) - 1), (__m512d)x);
+#elif defined(USE_AVX512)
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)x);
+#else
     memcpy(p, &x, (size_t)n * sizeof(A));
+#endif
 }
 
 #ifdef USE_BFLOAT16
 
-typedef uint16_t FN(half) __attribute__((vector_size(16)));
-typedef uint32_t FN(bits) __attribute__((vector_size(32)));
+typedef uint16_t FN(half) __attribute__((vector_size(BYTES / 2)));
+typedef uint32_t FN(bits) __attribute__((vector_size(BYTES)));
 
 INLINE VEC FN(widen)(FN(half) x) {
+#if defined(USE_AVX512) /* GCC does not find these for itself */
+    return (VEC)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)x), 16);
+#elif defined(USE_AVX2)
+    return (VEC)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16);
+#else
     return (VEC)(__builtin_convertvector(x, FN(bits)) << 16);
+#endif
 }
 
 /* bfloat16 in the lower halves of 32 bits. */
@@ -87,7 +131,10 @@ INLINE FN(bits) FN(rounded)(VEC x) {
     const FN(bits) bits = (FN(bits))x, high = bits >> 16;
     const FN(bits) nearest = (bits + 0x7fff + (high & 1)) >> 16;
     const FN(bits) quiet = high | 0x40; /* rounding could carry a NaN into an infinity */
-#ifdef USE_AVX2
+#if defined(USE_AVX512) /* not avx512_bf16's conversion, which takes small numbers for zero */
+    const __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    return (FN(bits))_mm512_mask_blend_epi32(is_nan, (__m512i)nearest, (__m512i)quiet);
+#elif defined(USE_AVX2)
     return (FN(bits))_mm256_blendv_ps((__m256)nearest, (__m256)quiet, _mm256_cmp_ps((__m256)x, (__m256)x, _CMP_UNORD_Q));
 #else
     const FN(bits) is_nan = (FN(bits))(x != x);
@@ -96,7 +143,9 @@ INLINE FN(bits) FN(rounded)(VEC x) {
 }
 
 INLINE FN(half) FN(narrow)(VEC x) {
-#ifdef USE_AVX2
+#if defined(USE_AVX512)
+    return (FN(half))_mm512_cvtepi32_epi16((__m512i)FN(rounded)(x));
+#elif defined(USE_AVX2)
     const __m256i wide = (__m256i)FN(rounded)(x);
     return (FN(half))_mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
 #else
@@ -107,17 +156,17 @@ INLINE FN(half) FN(narrow)(VEC x) {
 INLINE VEC FN(load)(const T *p) {
     FN(half) x;
     memcpy(&x, p, sizeof x);
-#ifdef USE_AVX2
-    return (VEC)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)x), 16); /* GCC does not find it for itself */
-#else
     return FN(widen)(x);
-#endif
 }
 
 INLINE VEC FN(load_part)(const T *p, int64_t n) {
+#ifdef USE_AVX512
+    return FN(widen)((FN(half))_mm256_maskz_loadu_epi16((__mmask16)((1u << n) - 1), p));
+#else
     FN(half) x = {0};
     memcpy(&x, p, (size_t)n * sizeof(T));
     return FN(widen)(x);
+#endif
 }
 
 INLINE void FN(store)(T *p, VEC x) {
@@ -127,7 +176,11 @@ INLINE void FN(store)(T *p, VEC x) {
 
 INLINE void FN(store_part)(T *p, VEC x, int64_t n) {
     FN(half) narrow = FN(narrow)(x);
+#ifdef USE_AVX512
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), (__m256i)narrow);
+#else
     memcpy(p, &narrow, (size_t)n * sizeof(T));
+#endif
 }
 
 #else
@@ -191,13 +244,17 @@ INLINE void FN(store_some_wide)(A *p, VEC x, int64_t n) {
     } while (0)
 
 /* Stores past the cache, for results that nobody reads soon. Only to pointers for which `can_stream` holds; a thread
- * that streamed ends its range with `stream_end`. Elsewhere than on AVX2 these are plain stores. */
+ * that streamed ends its range with `stream_end`. In portable C these are plain stores. */
 INLINE int FN(can_stream)(const T *p) {
     return ((uintptr_t)p & (LANES * sizeof(T) - 1)) == 0;
 }
 
 INLINE void FN(stream)(T *p, VEC x) {
-#if defined(USE_AVX2) && defined(USE_BFLOAT16)
+#if defined(USE_AVX512) && defined(USE_BFLOAT16)
+    _mm256_stream_si256((__m256i *)(void *)p, (__m256i)FN(narrow)(x));
+#elif defined(USE_AVX512)
+    _mm512_stream_si512((__m512i *)(void *)p, (__m512i)x);
+#elif defined(USE_AVX2) && defined(USE_BFLOAT16)
     _mm_stream_si128((__m128i *)(void *)p, (__m128i)FN(narrow)(x));
 #elif defined(USE_AVX2)
     _mm256_stream_si256((__m256i *)(void *)p, (__m256i)x);
@@ -208,12 +265,20 @@ INLINE void FN(stream)(T *p, VEC x) {
 
 /* Whether rows of so many numbers from p on can be written by store_two as streams. */
 INLINE int FN(can_stream_rows)(const T *p, int64_t width) {
-    return (((uintptr_t)p | (uintptr_t)width * sizeof(T)) & 31) == 0;
+    return (((uintptr_t)p | (uintptr_t)width * sizeof(T)) & (BYTES - 1)) == 0;
 }
 
 /* Two vectors that follow each other; in bfloat16 they are one, and rounded together. */
 INLINE void FN(store_two)(const int streamed, T *p, VEC x, VEC y) {
-#if defined(USE_AVX2) && defined(USE_BFLOAT16)
+#if defined(USE_AVX512) && defined(USE_BFLOAT16)
+    const __m512i first = _mm512_castsi256_si512((__m256i)FN(narrow)(x));
+    const __m512i both = _mm512_inserti64x4(first, (__m256i)FN(narrow)(y), 1);
+    if (streamed) {
+        _mm512_stream_si512((__m512i *)(void *)p, both);
+    } else {
+        _mm512_storeu_si512(p, both);
+    }
+#elif defined(USE_AVX2) && defined(USE_BFLOAT16)
     const __m256i mixed = _mm256_packus_epi32((__m256i)FN(rounded)(x), (__m256i)FN(rounded)(y));
     const __m256i both = _mm256_permute4x64_epi64(mixed, 0xd8); /* packing works on halves of a vector */
     if (streamed) {
@@ -233,7 +298,7 @@ INLINE void FN(store_two)(const int streamed, T *p, VEC x, VEC y) {
 }
 
 INLINE void FN(stream_end)(void) {
-#ifdef USE_AVX2
+#if defined(USE_AVX2) || defined(USE_AVX512)
     _mm_sfence();
 #endif
 }

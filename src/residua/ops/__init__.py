@@ -5,7 +5,7 @@ read them where they are.
 """
 
 from residua.native.guard import Unsupported as Unsupported
-from residua.ops import _triton_registry
+from residua.ops import _backend, _triton_registry
 from residua.ops._backend import backend as backend
 from residua.ops._backend import kernel as kernel
 from residua.ops._backend import kernels as kernels
@@ -25,3 +25,4 @@ from residua.ops.sinkhorn import sinkhorn as sinkhorn
 from residua.ops.window_attend import window_attend as window_attend
 
 _triton_registry.register()
+_backend.check_environment()

@@ -50,6 +50,21 @@ def kernels() -> dict[str, dict[str, str]]:
     return found
 
 
+def check_choice(name: str, where: str) -> None:
+    """Refuse the name of a backend that there is not: every call would fall back to the reference."""
+    known = ("auto", "reference", *dict.fromkeys(each for each, _ in _kernels.values()))
+    if name not in known:
+        raise ValueError(f"{where}={name!r}: there is no such backend; choose from {', '.join(known)}")
+
+
+def check_environment() -> None:
+    """The same for what the environment asks for; called when every kernel of the package is registered."""
+    check_choice(_choice, "RESIDUA_BACKEND")
+    asked = os.environ.get("RESIDUA_STRICT", "")
+    if asked not in ("", "0", "1"):
+        raise ValueError(f"RESIDUA_STRICT={asked!r}: it is 0 or 1")
+
+
 def choice() -> str:
     """The backend asked for: `auto`, `reference` or a name."""
     return _choice
@@ -64,6 +79,7 @@ def strict() -> bool:
 def backend(name: str, *, strict: bool | None = None) -> Iterator[None]:
     """Use one backend inside a `with`: for tests and benchmarks."""
     global _choice, _strict
+    check_choice(name, "backend")
     before = _choice, _strict
     _choice, _strict = name, before[1] if strict is None else strict
     try:

@@ -60,6 +60,8 @@ def checked(*tensors: Tensor) -> None:
     for tensor in tensors:
         if tensor.dtype not in TYPES:
             raise Unsupported(f"{tensor.dtype} tensors")
+        if not torch.compiler.is_compiling() and hasattr(tensor, "to_local"):
+            raise Unsupported("a DTensor, whose pieces lie on several ranks; a kernel takes its local one, to_local()")
         if tensor.device != tensors[0].device:
             raise Unsupported(f"tensors on {tensors[0].device} and on {tensor.device}")
 

@@ -15,4 +15,5 @@ Only the layout is imported with the package: the engines take seconds to load, 
 """
 
 from residua.scale.layout import Parallel as Parallel
+from residua.scale.layout import Pipes as Pipes
 from residua.scale.layout import choose as choose

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp", "fsdp", "tp")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+"""Of pipelines: what `residua.scale.schedules` has engines for."""
 
 STATE_BYTES = 16
 """Of a parameter in training: itself, its gradient and the two moments of AdamW, in float32."""
@@ -26,6 +28,21 @@ ACTIVATION_FLOATS = 24
 """Numbers that a block keeps of a token for its backward pass, in widths: a coarse figure, for `choose` alone."""
 USABLE = 0.85
 """The part of a device's memory that a plan may fill."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipes:
+    """How a step runs through the stages of `pp`; without it, nothing is asked of this."""
+
+    schedule: str = "1f1b"
+    """One of `SCHEDULES`."""
+    microbatches: int | None = None
+    """Parts of a step's rows on one copy of the model; None: chosen by `residua.scale.schedules.settled`."""
+    virtual: int | None = None
+    """Stages on a rank; None: 2 where the schedule allows several, and 1 elsewhere."""
+
+    def __str__(self) -> str:
+        return f"{self.schedule}, {self.microbatches} micro-batches, {self.virtual} stages a rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +92,8 @@ class Parallel:
 
     @property
     def sharded(self) -> bool:
-        """Whether a process holds pieces of parameters."""
-        return self.fsdp > 1 or self.tp > 1
+        """Whether a process holds a part of the model: pieces of parameters, or some of the blocks."""
+        return self.fsdp > 1 or self.tp > 1 or self.pp > 1
 
     def check(self, model: ModelConfig, ranks: int, *, batch: int | None = None, context: int | None = None) -> None:
         """Refuse what cannot be, all of it in one error."""
@@ -94,8 +111,8 @@ class Parallel:
                 wrong.append(f"tp={self.tp} does not divide the {model.heads} heads and {kept} key heads")
             if context is not None and context % self.tp:
                 wrong.append(f"tp={self.tp} does not divide the context of {context} tokens")
-            if self.fsdp > 1:
-                wrong.append("fsdp and tp together are not supported; use dp with tp")
+        if self.pp > 1 and self.tp > 1:
+            wrong.append("pp and tp together are not supported; use pp with fsdp or dp")
         if self.pp > 1 and model.plan.loop is not None:
             wrong.append("blocks that repeat cannot be cut into stages; drop pp, or loop from the layout")
         if wrong:

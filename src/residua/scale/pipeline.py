@@ -9,9 +9,8 @@ one process would have. Schedules, stages and sends are those of `torch.distribu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -19,13 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
 from residua.counting.shapes import Unfilled
@@ -34,95 +27,11 @@ from residua.model.objective import IGNORED, token_loss
 from residua.model.transformer import Transformer
 from residua.runner import Execution
 from residua.scale.cuts import Cuts, Link, Route, even, links, looped, routes
+from residua.scale.schedules import SCHEDULES as SCHEDULES
+from residua.scale.schedules import check as check
+from residua.scale.schedules import check_split as check_split
+from residua.scale.schedules import orders as orders
 from residua.scale.stage import Depot, Slice, fill, strip, tensors_of
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """One of torch's."""
-
-    engine: Any
-    several: bool
-    """A rank may have several stages."""
-    split: bool
-    """Backward passes for inputs and for weights are apart (zero bubble)."""
-
-
-SCHEDULES: Mapping[str, Schedule] = {
-    "gpipe": Schedule(ScheduleGPipe, several=False, split=False),
-    "1f1b": Schedule(Schedule1F1B, several=False, split=False),
-    "interleaved": Schedule(ScheduleInterleaved1F1B, several=True, split=False),
-    "zero_bubble": Schedule(ScheduleInterleavedZeroBubble, several=True, split=True),
-}
-
-
-def check(
-    config: ModelConfig, ranks: int, schedule: str, *, microbatches: int, rows: int, virtual: int | None = None
-) -> int:
-    """Refuse what cannot be a pipeline, before anything starts; otherwise the number of stages.
-
-    virtual: stages on a rank; by default 2 where a schedule allows several, and 1 elsewhere.
-    """
-    if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
-    several = SCHEDULES[schedule].several
-    virtual = (2 if several else 1) if virtual is None else virtual
-    if virtual < 1 or (virtual > 1 and not several):
-        raise ValueError(
-            f"schedule {schedule} has one stage a rank, not {virtual}; interleaved and zero_bubble have more"
-        )
-    loop = config.plan.loop
-    if loop is not None and loop.passes > 1:
-        raise ValueError(
-            f"layout {config.layout}: blocks that run {loop.passes} times cannot be cut into pipeline stages; drop pp "
-            "or the loop"
-        )
-    stages = ranks * virtual
-    if stages > config.depth:
-        raise ValueError(
-            f"pp={ranks} with {virtual} stages a rank is {stages} stages, and the model has {config.depth} blocks"
-        )
-    if microbatches < 1 or rows % microbatches:
-        raise ValueError(f"{rows} rows do not split into {microbatches} micro-batches; choose a divisor of {rows}")
-    if schedule == "1f1b" and microbatches < stages:
-        raise ValueError(f"schedule 1f1b needs as many micro-batches as stages: {stages}, not {microbatches}")
-    if several and microbatches % max(1, microbatches // ranks):
-        raise ValueError(
-            f"schedule {schedule} sends micro-batches in rounds of pp={ranks}; {microbatches} do not make whole rounds"
-        )
-    return stages
-
-
-def check_split(config: ModelConfig, cuts: Cuts, plan: Sequence[Route]) -> None:
-    """Refuse a zero-bubble schedule over stages in which sites share parameters: torch 2.13 runs their backward passes
-    for weights through each other's graphs, which the first of them has freed."""
-    for route in plan:
-        shared = cuts.repeated(route.layers)
-        if shared:
-            raise ValueError(
-                f"a zero-bubble schedule cannot split the backward pass of {config.design}: several sites of stage "
-                f"{route.stage} share {', '.join(shared[:3])}; use schedule=interleaved"
-            )
-
-
-def orders(schedule: str, ranks: int, *, virtual: int, microbatches: int) -> list[list[tuple[str, int]]]:
-    """What every rank does, as torch plans it: (F, B, I or W, stage), for one micro-batch after the other. I and W are
-    the halves of a backward pass, for inputs and for weights. Without a process group."""
-    known = SCHEDULES[schedule]
-    stages = [
-        SimpleNamespace(
-            stage_index=turn * ranks, num_stages=ranks * virtual, group_size=ranks, group_rank=0, group=None,
-            is_first=turn == 0, is_last=False, has_backward=True, device="cpu", submod=nn.Identity(),
-            stage_index_to_group_rank={},
-        )
-        for turn in range(virtual)
-    ]  # fmt: skip
-    engine = known.engine(stages if known.several else stages[0], microbatches, loss_fn=token_loss, scale_grads=False)
-    actions = [[action for action in engine.pipeline_order[rank] if action is not None] for rank in range(ranks)]
-    return [
-        [(one.computation_type.value, one.stage_index) for one in mine if one.computation_type.value in "FBIW"]
-        for mine in actions
-    ]
 
 
 class Pipeline:
@@ -132,9 +41,10 @@ class Pipeline:
                   to see to it.
     microbatches: parts of a step's rows, which are in flight at the same time.
     rows, tokens: of a step, on this replica.
-    dtype:        of parameters; they are drawn in float32.
+    dtype:        of parameters; they are drawn in torch's default type.
     virtual:      stages on a rank.
     incremental:  a rank keeps what its later stages need, and is not sent it again.
+    around:       makes the context of every forward pass of a stage: autocast.
     shard:        called with every stage's module on the meta device, to shard its parameters (`fully_shard`); the
                   module itself must become an FSDP unit.
     """
@@ -155,6 +65,7 @@ class Pipeline:
         incremental: bool = True,
         checkpointed: bool = False,
         execution: Execution | None = None,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
         shard: Callable[[Slice], object] | None = None,
     ) -> None:
         names = mesh.mesh_dim_names or ()
@@ -168,7 +79,7 @@ class Pipeline:
         execution = execution or Execution()
         if self.split:  # groups of reads share autograd nodes, which torch cannot split into inputs and weights
             execution = Execution(execution.dtype, execution.autocast, group=0)
-        self.model = _on_meta(config, torch.float32, execution)
+        self.model = _on_meta(config, torch.get_default_dtype(), execution)
         """The whole model by name, without data."""
         self.cuts = Cuts.of(_on_meta(config, dtype, execution), rows // microbatches, tokens)
         self.plan = routes(self.cuts, even(config.depth, stages), looped(stages, axis.size()), incremental=incremental)
@@ -179,13 +90,15 @@ class Pipeline:
         for route in self.plan:
             if route.rank == self.rank:
                 net = strip(_on_meta(config, dtype, execution), self.cuts.held(route.layers))
-                piece = Slice(net, route, self.cuts, self.depot, tokens, checkpointed=checkpointed)
+                piece = Slice(net, route, self.cuts, self.depot, tokens, checkpointed=checkpointed, around=around)
                 if shard is not None:
                     shard(piece)
                     self._check_units(piece)
                 self.slices[route.stage] = piece
         self._held = self._allocate()
         fill(self.model, seed, self._held)
+        self.own = _with(_on_meta(config, dtype, execution), {name: first for name, (first, *_) in self._held.items()})
+        """The model by name, with the tensors of this rank alone: what an optimizer and a checkpoint see of it."""
         self._replicas = None if shard is not None else _replicas(mesh)
         self._shared = self._groups()
         self._count = torch.ones((), device=self.device)
@@ -391,6 +304,14 @@ def _on_meta(config: ModelConfig, dtype: torch.dtype, execution: Execution) -> T
     with torch.device("meta"), Unfilled():
         model = Transformer(config).to(dtype)
     model.execution = execution
+    return model
+
+
+def _with(model: Transformer, tensors: Mapping[str, Tensor]) -> Transformer:
+    """A model that has these parameters and buffers, and no others."""
+    for name, part, key, _ in list(tensors_of(strip(model, tensors))):
+        where: dict[str, Any] = part._parameters if key in part._parameters else part._buffers
+        where[key] = tensors[name]
     return model
 
 

@@ -57,12 +57,7 @@ def shard(
         assert isinstance(block, Block)
         adopted = list(owned)
         if dtype is not None:
-            # what multiplies is narrow, in a unit of its own; the norms are called from outside it, by the stream
-            policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=cast_inputs)
-            norms = [norm for each in block.sublayers for norm in _outside(each)]
-            matrices: Any = list(block.sublayers)
-            fully_shard(matrices, mp_policy=policy, ignored_params=_parameters(norms), **freed)
-            adopted += norms
+            adopted += narrow(block, dtype, cast_inputs=cast_inputs, **freed)
         block.adopted = nn.ModuleList(adopted)
         fully_shard(block, **freed)
         del block.adopted
@@ -71,6 +66,16 @@ def shard(
     fully_shard(model, ignored_params=taken or None, reshard_after_forward=False, **how)
     model.execution = replace(model.execution, group=0)
     return model
+
+
+def narrow(block: nn.Module, dtype: torch.dtype, *, cast_inputs: bool = False, **how: Any) -> list[nn.Module]:
+    """Make what multiplies in a block a unit of its own, in `dtype`, and give the norms that were left out of it: they
+    are called from outside, by the stream."""
+    matrices: Any = list(block.sublayers)  # type: ignore[arg-type]
+    norms = [norm for each in matrices for norm in _outside(each)]
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=cast_inputs)
+    fully_shard(matrices, mp_policy=policy, ignored_params=_parameters(norms), **how)
+    return norms
 
 
 def parts_of(model: Transformer) -> list[list[nn.Module]]:

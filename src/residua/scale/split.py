@@ -3,8 +3,8 @@
 A depth read mixes the layers of one token. So a rank that has some of the tokens reads, mixes and writes them alone,
 with kernels that see plain tensors: between sublayers nothing crosses ranks. A sublayer gathers the tokens of its
 inputs, computes its share of heads or channels, and scatters the sum of what all ranks computed (gather and scatter
-once a lane and once an output). What every rank holds whole, gains and the design's parameters, gets gradients of the
-rank's own tokens; `settle` adds them up.
+once a lane and once an output). FSDP may shard the pieces further (`shard`, afterwards, over another axis). What every
+rank holds whole, gains and the design's parameters, gets gradients of the rank's own tokens; `settle` adds them up.
 """
 
 from __future__ import annotations
@@ -65,12 +65,25 @@ def split(model: Transformer, mesh: DeviceMesh) -> Transformer:
 
 
 def settle(model: nn.Module, mesh: DeviceMesh, copies: DeviceMesh | None = None) -> None:
-    """After a backward pass: add up, over the ranks of a split, the gradients of what each of them holds whole; then
-    average all gradients over the copies of the model, where there are several."""
+    """After a backward pass: add up, over the ranks of a split, the gradients of what each of them holds whole (of a
+    model that is sharded too: the same piece of); then average all gradients over the copies of the model, where there
+    are several and FSDP does not see to it."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    _reduce([each for each in gradients if not isinstance(each, DTensor)], mesh)
+    _reduce([_local(each) for each in gradients if not _split_over(each, mesh)], mesh)
     if copies is not None and copies.size() > 1:
-        _reduce([each.to_local() if isinstance(each, DTensor) else each for each in gradients], copies, copies.size())
+        _reduce([_local(each) for each in gradients], copies, copies.size())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _split_over(tensor: Tensor, mesh: DeviceMesh) -> bool:
+    """Whether the ranks of a mesh of one axis have pieces of a tensor that differ."""
+    if not isinstance(tensor, DTensor):
+        return False
+    names, axes = mesh.mesh_dim_names, tensor.device_mesh.mesh_dim_names
+    return names is None or axes is None or names[0] in axes
 
 
 def _reduce(gradients: list[Tensor], mesh: DeviceMesh, over: int = 1) -> None:

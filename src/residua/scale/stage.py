@@ -9,7 +9,7 @@ the backward pass of the stage where it came in or was made. Two autograd functi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from residua.model.local import Started
 from residua.model.transformer import Transformer, named_generator, start
 from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Route
+from residua.scale.shard import narrow
 
 Key = tuple[int, str]
 """A micro-batch and a label."""
@@ -101,9 +102,18 @@ class Slice(nn.Module):
     """
 
     def __init__(
-        self, net: Transformer, route: Route, cuts: Cuts, depot: Depot, tokens: int, *, checkpointed: bool = False
+        self,
+        net: Transformer,
+        route: Route,
+        cuts: Cuts,
+        depot: Depot,
+        tokens: int,
+        *,
+        checkpointed: bool = False,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         super().__init__()
+        self.around = around
         self.net, self.route, self.cuts, self.depot = net, route, cuts, depot
         self.tokens, self.checkpointed = tokens, checkpointed
         self.first, self.last = route.layers.start == 0, route.layers.stop == net.plan.depth
@@ -117,7 +127,13 @@ class Slice(nn.Module):
         self, *received: Tensor, batch: Tensor, mask: Tensor | None = None, documents: Tensor | None = None
     ) -> Tensor | tuple[Tensor, ...]:
         """batch: the number of the micro-batch. mask, documents: of its rows, as a Transformer takes them."""
-        net, route, number = self.net, self.route, int(batch)
+        with self.around():
+            return self._run(received, int(batch), mask, documents)
+
+    def _run(
+        self, received: tuple[Tensor, ...], number: int, mask: Tensor | None, documents: Tensor | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        net, route = self.net, self.route
         runner = Runner(net.stream, net.execution, blockwise=True)
         ids = received[0]
         have: dict[str, Tensor] = {}
@@ -180,17 +196,22 @@ class Slice(nn.Module):
                 )
 
 
-def sharded(mesh: DeviceMesh, *, nested: bool = True, **how: Any) -> Callable[[Slice], None]:
+def sharded(
+    mesh: DeviceMesh, *, nested: bool = True, dtype: torch.dtype | None = None, **how: Any
+) -> Callable[[Slice], None]:
     """A `shard` for pipelines: FSDP2 over a mesh, with every stage as a unit and, `nested`, every block of it too.
 
     Parameters of the design lie in the stage's own unit. Units are gathered once a step and not freed between the
     micro-batches, which would gather them again for each; gradients are scattered once, at the end.
-    how: what `fully_shard` takes beside the mesh.
+    dtype: of `nested` blocks, in which their matrices are gathered and multiplied, as `residua.scale.shard` has it.
+    how:   what `fully_shard` takes beside the mesh.
     """
     how = {"reshard_after_forward": False} | how
 
     def shard(piece: Slice) -> None:
         for block in piece.blocks if nested else ():
+            if dtype is not None:
+                narrow(block, dtype, mesh=mesh, **how)
             fully_shard(block, mesh=mesh, **how)
         fully_shard(piece, mesh=mesh, **how)
 

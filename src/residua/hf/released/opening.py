@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from residua.hf.anatomy import Argument, Class, Config, Model
+from residua.hf.complete import load
 from residua.hf.made import made
 from residua.hf.owner import Owner
 from residua.hf.released.kimi import is_kimi
 from residua.hf.released.loans import check_lent
 from residua.hf.released.rows import ROWS, Row
 from residua.hf.released.walking import Shape
-from residua.hf.storage import check_weights, load_config, model_type
+from residua.hf.storage import load_config, model_type
 from residua.registry import build
 from residua.runner import Execution
 from residua.stream import Stream
@@ -48,9 +49,10 @@ def load_causal(source: str, *, dtype: torch.dtype | str = "auto") -> Model:
     from transformers import AutoModelForCausalLM
 
     _refuse(source)
-    if str(load_config(source).model_type) in ROWS:
+    config = load_config(source)
+    if str(config.model_type) in ROWS:
         return open_released(source, dtype=dtype)
-    return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, use_safetensors=True)
+    return load(AutoModelForCausalLM, source, config, dtype=dtype)
 
 
 def is_released(folder: Path) -> bool:
@@ -106,14 +108,12 @@ def _load(source: str, **loading: Argument) -> Model:
     _refuse(source)
     config = load_config(source, revision=loading.get("revision"))
     row_of(config)
-    if Path(source).is_dir():
-        check_weights(Path(source))
     for name in config.architectures or ():
         if (found := getattr(transformers, name, None)) is not None:
             break
     else:
         raise ValueError(f"{source}: config.json names no class of transformers in `architectures`")
-    return found.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **loading).eval()
+    return load(found, source, config, **loading).eval()
 
 
 def _refuse(source: str) -> None:

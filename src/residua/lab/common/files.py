@@ -29,6 +29,8 @@ Listener = Callable[[Record], None]
 """Takes what happens: objects with a `kind`."""
 
 CHUNK = 1 << 20
+LITTER = frozenset({".DS_Store", ".localized", ".directory", "Thumbs.db", "desktop.ini", ".nfs", "lost+found"})
+"""What lies in a folder that somebody only looked at."""
 
 _FULL = {
     errno.ENOSPC: "no space left on the device",
@@ -99,11 +101,22 @@ def read_json(path: Path) -> Values:
     """The object in a JSON file; an error that names the file if it is not one."""
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path} does not hold a JSON object")
     return value
+
+
+def differing(there: Record, here: Record) -> str:
+    """Where two objects differ, `seed is 1 there and 0 here; ...`; empty where they do not."""
+    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    return "; ".join(f"{key} is {there.get(key)!r} there and {here.get(key)!r} here" for key in keys)
+
+
+def contents(folder: Path) -> set[str]:
+    """The names in a folder, without those that file managers leave behind; none where there is no folder."""
+    return {path.name for path in folder.iterdir()} - LITTER if folder.is_dir() else set()
 
 
 def json_digest(value: object) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,14 @@ class RunLocked(OSError):
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run directory, or raise `RunLocked` with the name of the process that does."""
-    lock = FileLock(folder / NAME, blocking=False, fallback_to_soft=False, on_acquired=_sign)
+    path = folder / NAME
+    if path.is_symlink():
+        raise RunLocked(f"{path} is a symbolic link, and locking would write where it leads; remove it")
+    lock = FileLock(path, blocking=False, fallback_to_soft=False, on_acquired=lambda handle: _sign(path, handle))
     try:
         lock.acquire()
     except Timeout:
-        holder = _holder(folder / NAME)
+        holder = _holder(path)
         raise RunLocked(f"{folder} is in use by {holder}; wait for it or choose another directory") from None
     try:
         yield
@@ -38,7 +42,10 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _sign(handle: int) -> None:
+def _sign(path: Path, handle: int) -> None:
+    named, held = path.lstat(), os.fstat(handle)
+    if stat.S_ISLNK(named.st_mode) or (named.st_dev, named.st_ino) != (held.st_dev, held.st_ino):
+        raise RunLocked(f"{path} was replaced while it was being locked; run the command again")
     mine = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
     os.ftruncate(handle, 0)
     os.write(handle, json.dumps(mine).encode())

@@ -1,13 +1,17 @@
-"""What the seeds can tell: paired differences, Student's interval, and the smallest difference they could detect."""
+"""What the seeds can tell: paired differences, Student's interval, the smallest difference they could detect, and
+verdicts over many rows at once (Holm 1979)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import fmean, stdev
 
 LEVEL = 0.95
+ALPHA = 1 - LEVEL
+"""The share of experiments without a true difference in which a verdict may be given all the same."""
 POWER = 0.8
 FEWEST = 3
 """Seeds below which no interval is given: with two, Student's quantile alone is 12.7."""
@@ -29,10 +33,12 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
-    """Ends of the 95 % interval of the mean; None below three seeds."""
+    """Ends of the interval of the mean, at 95 % unless a smaller `alpha` was asked for; None below three seeds."""
     detectable: float | None
     """The smallest true difference that these seeds would find at this level with a chance of 80 %."""
     seeds: int
+    p: float | None = None
+    """Of Student's test that the mean is zero; None below three seeds."""
 
     @property
     def significant(self) -> bool | None:
@@ -45,8 +51,8 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def paired(own: Sequence[float], baseline: Sequence[float]) -> Difference:
-    """The mean of own - baseline over seeds that both ran, with Student's interval for pairs.
+def paired(own: Sequence[float], baseline: Sequence[float], alpha: float = ALPHA) -> Difference:
+    """The mean of own - baseline over seeds that both ran, with Student's interval for pairs at the level 1 - alpha.
 
     One seed gives both runs the same sublayer weights and batches, so that their common luck cancels.
     """
@@ -55,12 +61,31 @@ def paired(own: Sequence[float], baseline: Sequence[float]) -> Difference:
     if count < FEWEST:
         return Difference(fmean(gaps), None, None, None, count)
     error = stdev(gaps) / math.sqrt(count)
-    reach = student(1 - (1 - LEVEL) / 2, count - 1)
+    reach = student(1 - alpha / 2, count - 1)
     half = reach * error
     mean = fmean(gaps)
-    return Difference(mean, mean - half, mean + half, (reach + student(POWER, count - 1)) * error, count)
+    least = (reach + student(POWER, count - 1)) * error
+    return Difference(mean, mean - half, mean + half, least, count, two_sided(mean, error, count - 1))
 
 
+def two_sided(mean: float, error: float, freedom: int) -> float:
+    """The p-value of a mean with this standard error, if the truth is zero."""
+    if not error:
+        return float(not mean)
+    return 2 * (1 - _below(abs(mean / error), freedom))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p-values: calling those at most alpha true errs anywhere in at most alpha of experiments (Holm 1979)."""
+    count, running = len(p_values), 0.0
+    adjusted = [0.0] * count
+    for place, index in enumerate(sorted(range(count), key=p_values.__getitem__)):
+        running = max(running, min(1.0, (count - place) * p_values[index]))
+        adjusted[index] = running
+    return adjusted
+
+
+@lru_cache(maxsize=4096)
 def student(probability: float, freedom: int) -> float:
     """The quantile of Student's t: the t below which lies this probability."""
     if not 0 < probability < 1:

@@ -44,6 +44,11 @@ def difference(row: Record, digits: int = 4, unclear: str = "n.s.") -> str:
     return f"{mean} {unclear} (MDE {gap['detectable']:.{digits}f})"
 
 
+def count(number: int, what: str) -> str:
+    """`1 seed`, `3 seeds`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def times(value: float | None) -> str:
     """`1.25x`, or a dash where nothing is known."""
     return "-" if value is None else f"{value:.2f}x"

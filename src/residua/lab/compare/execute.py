@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from residua.lab.common.files import Listener, Values, read_json, write_json
+from residua.lab.common.expect import read_expected
+from residua.lab.common.files import Listener, Values, contents, read_json, write_json
 from residua.lab.compare.plan import PLAN, ComparePlan, Run
 from residua.lab.compare.pool import Pool, Started
 from residua.lab.compare.work import STOPPED, Work
-from residua.lab.runs import RESULT, divergence, is_done
+from residua.lab.runs import RESULT, check_belongs, divergence, is_done
+from residua.lab.train.interrupt import ENDING
 
+ENDED = {"loss": float, "bits_per_byte": float}
+"""What is told of a result."""
 PATIENCE = 60.0
 """Seconds that runs have to save when they are asked to end."""
 
@@ -37,15 +42,22 @@ class _Job:
     restarts: int = 0
 
 
-def claim(plan: ComparePlan, out: Path) -> None:
-    """Make `out` the directory of this plan, or refuse it if it is another's."""
+def refuse_strangers(plan: ComparePlan, out: Path) -> None:
+    """Refuse a directory that is not this plan's, without touching it."""
     stored = out / PLAN
     if stored.exists():
         if read_json(stored) != plan.to_json():
             raise ValueError(f"{out} belongs to another plan; give another --out, or run the plan in {stored}")
-        return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    elif out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} is there and is not the directory of a comparison; give another --out")
+
+
+def claim(plan: ComparePlan, out: Path) -> None:
+    """Make `out` the directory of this plan, or refuse it if it is another's."""
+    refuse_strangers(plan, out)
+    stored = out / PLAN
+    if stored.exists():
+        return
     out.mkdir(parents=True, exist_ok=True)
     write_json(stored, plan.to_json())
 
@@ -66,6 +78,10 @@ def execute(
     no use. A run whose process was killed is started again as often as the pool allows.
     """
     for run in runs:
+        folder = out / run.folder
+        if (folder / RESULT).exists() and not (folder / "config.json").exists():
+            raise ValueError(f"{folder} has a result and no config.json: whose it is cannot be told; delete it")
+        check_belongs(folder, run.config)
         _check(run, out, needed)
     waiting = [run for run in runs if not (is_done(out / run.folder) or divergence(out / run.folder))]
     listen({"kind": "phase", "runs": len(runs), "done": len(runs) - len(waiting)})
@@ -122,7 +138,7 @@ def _ended(job: _Job, pool: Pool, listen: Listener) -> bool:
         listen({"kind": "diverged", "run": name, **broken})
         return True
     if is_done(folder):
-        listen({"kind": "finished", "run": name, **read_json(folder / RESULT)})
+        listen({"kind": "finished", "run": name, **read_expected(folder / RESULT, ENDED)})
         return True
     told = job.work.ended()
     lost = told is None or told[0] == STOPPED  # nobody here asked it to stop: its machine was wanted for something else
@@ -146,12 +162,14 @@ def _reason(work: Work, told: tuple[int, str] | None) -> str:
 
 @contextmanager
 def _stopping(running: list[_Job]) -> Iterator[None]:
-    """Turn SIGTERM into an interrupt, and on any way out let the runs save first."""
+    """Turn SIGTERM and a closed terminal into an interrupt, and on any way out let the runs save first."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    here = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be had
+    heard = [number for number in ENDING if here and signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:
@@ -164,7 +182,8 @@ def _stopping(running: list[_Job]) -> Iterator[None]:
         for job in running:
             if job.started.running():
                 job.started.kill()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _last_line(path: Path) -> Values:

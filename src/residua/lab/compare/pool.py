@@ -64,11 +64,13 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class _Process:
+    """A worker with a pipe to this process. However this one ends, the pipe closes, and the worker saves and ends."""
+
     def __init__(self, work: Work) -> None:
         with work.log.open("ab") as written:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "residua.lab.compare.worker", str(work.job), str(work.folder)],
-                stdin=subprocess.DEVNULL, stdout=written, stderr=written,
+                stdin=subprocess.PIPE, stdout=written, stderr=written,
                 env=os.environ | environment(work.threads), start_new_session=True,
             )  # fmt: skip
 

@@ -6,6 +6,7 @@ the code, and runs the worker. A signal that asks it to end lets it save.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -35,7 +36,7 @@ class Remote:
             return FAILED
         from residua.lab.compare.worker import attempt
 
-        code, message = attempt(self.work, patient=True)
+        code, message = attempt(self.work, patience=math.inf)
         if message:
             print(message, file=sys.stderr, flush=True)
         return code

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values, versions
-from residua.lab.common.stats import Difference, Spread, paired, spread
+from residua.lab.common.stats import ALPHA, Difference, Spread, holm, paired, spread
+from residua.lab.compare import ladder
+from residua.lab.compare.choice import choose_rates, reported, widest_stable
+from residua.lab.compare.ladder import Ladder
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
+from residua.lab.compare.until import widest_half
+from residua.lab.compare.verdict import in_words
 from residua.lab.runs import FinishedRun, Series, divergence, final_loss
 
 FORMAT = 1
@@ -28,7 +33,17 @@ class Results(Values):
     """The runs that it was made from."""
 
     def _repr_html_(self) -> str:
-        return to_html(self)
+        if not self.series:
+            return to_html(self)
+        from residua.lab import figures
+        from residua.lab.plots.notebook import comparison_html
+
+        gaps = [
+            (row["label"], row["difference"] | {"words": in_words(row["difference"])})
+            for row in self["rows"]
+            if row["difference"] is not None
+        ]
+        return to_html(self) + comparison_html(figures.collect(self.series), gaps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +76,18 @@ class Row:
     """Peak memory over the baseline's; both only of seeds on hardware of one kind."""
     hardware: str
     """What its seeds ran on, every kind once; empty where the runs do not say."""
+    build: str
+    """The torch and the kernels that its seeds were made with, every build once; empty where the runs do not say."""
+    gradient_norm: float | None
+    """The largest of any update of any seed, before clipping; None where the runs do not say."""
+    spikes: int
+    """Loss spikes over all seeds, as `lab.updates` counts them."""
+    stable_rate: Mapping[str, float | bool] | None
+    """The largest learning rate up to which every rate of the grid is stable; `open`: the grid ends there."""
+    adjusted: float | None
+    """The p-value of the difference, corrected for all rows of the table and for every look; None for a baseline."""
+    speedup: Mapping[str, Record | None] | None
+    """Effective speedup per token and per processor second; None for a baseline, and where there is no ladder."""
     routing: Mapping[str, float | None]
     """Means over seeds and sites; `deep_` those of the last third of the network."""
 
@@ -68,37 +95,8 @@ class Row:
         """Plain values, with the verdict that the interval gives."""
         values = asdict(self)
         if self.difference is not None:
-            values["difference"]["significant"] = self.difference.significant
+            values["difference"]["significant"] = None if self.adjusted is None else self.adjusted <= ALPHA
         return values
-
-
-def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
-    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller.
-
-    A rate that diverged on any of them is none to choose; a row with no other has no entry.
-    """
-    losses: dict[str, dict[tuple[tuple[str, float], ...], list[float]]] = {}
-    for run in plan.tuning():
-        rates = tuple((key, getattr(run.config, key)) for key in plan.rates(run.variant)[0])
-        losses.setdefault(run.variant.label, {}).setdefault(rates, []).append(final_loss(out / run.folder))
-    chosen = {}
-    for label, tried in losses.items():
-        means = [(fmean(found), rates) for rates, found in tried.items() if max(found) < math.inf]
-        if means:
-            chosen[label] = dict(min(means)[1])
-    return chosen
-
-
-def reported(plan: ComparePlan, out: Path) -> list[Run]:
-    """The runs of the table at the rates chosen for their rows; none of a row whose every rate diverged."""
-    rates = choose_rates(plan, out)
-    for variant in plan.variants():
-        if plan.tune.lr and variant.label not in rates and plan.baseline_of(variant) == variant:
-            raise ValueError(
-                f"every rate of the baseline {variant.label} diverged, and nothing can be compared with it; give "
-                "smaller ones and another --out"
-            )
-    return [run for run in plan.runs(rates) if run.variant.label in rates or not plan.tune.lr]
 
 
 def collect(
@@ -127,15 +125,18 @@ def collect(
             "compare; run them again on one, or force it"
         )
     _check_batches(series)
-    rows = _rows(plan, series, rows_begun)
+    rungs = Ladder(plan, series)
+    rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs))
+    shown = [row.to_json() for row in rows]
+    laddered = rungs.to_json(out, choose_rates(plan, out))
     results = Results(
         format=FORMAT,
         plan=plan.to_json(),
         digest=plan.digest,
         fingerprints=sorted(fingerprints),
         command=command,
-        machine={"system": f"{platform.system()} {platform.machine()}", **versions()},
-        rows=[row.to_json() for row in rows],
+        machine=_made_on(series),
+        rows=shown,
         runs=[
             {
                 "folder": run.folder.relative_to(out).as_posix(),
@@ -146,11 +147,44 @@ def collect(
             for each in series
             for run in each.seeds
         ],
+        tuning=[
+            {
+                "label": run.variant.label,
+                "lr": run.config.lr,
+                "residual_lr": run.config.residual_rate,
+                "seed": run.config.seed,
+                "loss": _finite(final_loss(out / run.folder)),
+            }
+            for run in plan.tuning()
+        ],
         diverged=[*untuned, *failed],
-        notes=[*notes(plan, rows, len(fingerprints)), *_breaks(plan, rows, untuned, failed)],
+        notes=[
+            *notes(plan, rows, len(fingerprints)),
+            *ladder.notes(laddered),
+            *([] if plan.until is None else [plan.until.note(len(plan.seeds), widest_half(shown))]),
+            *_passes(series),
+            *_breaks(plan, rows, untuned, failed),
+        ],
+        statistics=_statistics(plan, rows),
+        **({} if laddered is None else {"ladder": laddered}),
     )
     results.series = read
     return results
+
+
+def _finite(loss: float) -> float | None:
+    """None for a run that diverged: JSON has no infinity."""
+    return loss if loss < math.inf else None
+
+
+def _made_on(series: Sequence[Series]) -> dict[str, str]:
+    """System and versions that the runs were made with, each once; of this machine, where the runs do not say."""
+    manifests = [run.manifest for each in series for run in each.seeds if run.manifest]
+    told = [{"system": manifest.get("machine"), **manifest.get("versions", {})} for manifest in manifests]
+    here = {"system": f"{platform.system()} {platform.machine()}", **versions()}
+    if not told:
+        return here
+    return {key: ", ".join(dict.fromkeys(str(each[key]) for each in told if each.get(key))) for key in here}
 
 
 def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
@@ -167,11 +201,48 @@ def _check_batches(series: Iterable[Series]) -> None:
     first: dict[int, FinishedRun] = {}
     for run in (run for each in series for run in each.seeds):
         other = first.setdefault(run.seed, run)
-        if run.batches != other.batches:
+        if _seen(run) != _seen(other):
             raise ValueError(f"{run.folder} and {other.folder} have one seed but saw different batches; run both again")
 
 
-def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run]) -> list[Row]:
+def _seen(run: FinishedRun) -> tuple[object, ...]:
+    """The batches of a run, and how many lines they come from: runs of one recipe log alike."""
+    return () if run.updates is None else (run.updates["lines"], run.updates["batches"])
+
+
+def _passes(series: Sequence[Series]) -> list[str]:
+    """What is said of runs that passed their text more than twice: their losses are of text that they have seen."""
+    most = max((run.result.get("passes", 0) for each in series for run in each.seeds), default=0)
+    return [f"Runs passed their text up to {most:.1f} times: the table is of repeated text."] if most > 2 else []
+
+
+def _statistics(plan: ComparePlan, rows: Sequence[Row]) -> Values:
+    """How verdicts are made, for the legend and whoever reads the JSON."""
+    looks = 1 if plan.until is None else len(plan.until.counts(len(plan.seeds)))
+    return {
+        "alpha": ALPHA,
+        "rows": sum(row.difference is not None for row in rows),
+        "over_rows": "Holm",
+        "looks": looks,
+    }
+
+
+def _judged(plan: ComparePlan, rows: Sequence[Row]) -> list[Row]:
+    """The rows with their p-values corrected for being many, and for the looks that the plan may take."""
+    looks = 1 if plan.until is None else len(plan.until.counts(len(plan.seeds)))
+    tested = [row for row in rows if row.difference is not None and row.difference.p is not None]
+    adjusted = holm([row.difference.p for row in tested if row.difference and row.difference.p is not None])
+    found = {row.label: min(1.0, looks * p) for row, p in zip(tested, adjusted, strict=True)}
+    return [replace(row, adjusted=found.get(row.label)) for row in rows]
+
+
+def _of_updates(each: Series, key: str) -> list[float]:
+    """A number of the updates of every seed; none where one does not say."""
+    found = [run.updates[key] for run in each.seeds if run.updates is not None and run.updates[key] is not None]
+    return found if len(found) == len(each.seeds) else []
+
+
+def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run], out: Path, rungs: Ladder) -> list[Row]:
     by_slug = {each.slug: each for each in series}
     budget = min(fmean(run.seconds for run in each.seeds) for each in series)
     alike = len({run.kind for each in series for run in each.seeds}) == 1
@@ -179,11 +250,14 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run])
     def every(each: Series, key: str) -> list[float]:
         return [run.result[key] for run in each.seeds]
 
+    level = ALPHA if plan.until is None else plan.until.level(len(plan.seeds))
     rows = []
     for each in series:
         first, base = begun[each.label], by_slug[each.baseline]
         variant, config, result = first.variant, first.config, each.seeds[0].result
-        grid = plan.rates(variant)
+        tuned = plan.tuned_as(variant)
+        grid = plan.rates(tuned)
+        stable = widest_stable(plan, out, variant)
         chosen = {"lr": config.lr, "residual_lr": config.residual_rate}
         rows.append(
             Row(
@@ -197,14 +271,20 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run])
                 mlp_width=config.model(256).hidden,
                 rates=chosen,
                 trials=len(grid) * len(plan.tune.seeds),
-                edge=any(_at_edge(plan, key, chosen[key]) for rates in grid[:1] for key in rates),
+                edge=any(_at_edge(plan, key, begun[tuned.label]) for rates in grid[:1] for key in rates),
                 loss=spread(every(each, "loss")),
                 perplexity=spread(every(each, "perplexity")),
                 bits_per_byte=spread(every(each, "bits_per_byte")),
-                difference=None if each is base else paired(every(each, "loss"), every(base, "loss")),
+                difference=None if each is base else paired(every(each, "loss"), every(base, "loss"), level),
                 loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]) if alike else None,
                 **each.over(base),
                 hardware="; ".join(each.hardware),
+                build="; ".join(each.builds),
+                gradient_norm=max(_of_updates(each, "gradient_norm"), default=None),
+                spikes=int(sum(_of_updates(each, "spikes"))),
+                stable_rate=None if stable is None else {"lr": stable[0], "open": stable[1]},
+                adjusted=None,
+                speedup=None if each is base else rungs.speedup(each, str(variant.size)),
                 routing=each.routing_means(),
             )
         )
@@ -217,7 +297,7 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     if len(plan.seeds) < 3:
         said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
     base = next(row for row in rows if row.baseline)
-    if not plan.tune.lr:
+    if not plan.tune.lr and not plan.chosen:
         said.append(
             "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
         )
@@ -237,6 +317,9 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
             f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): speed and memory are compared within one kind only, "
             "and there is no equal time."
         )
+    builds = sorted({build for row in rows for build in row.build.split("; ") if build})
+    if len(builds) > 1:
+        said.append(f"{len(builds)} builds ({'; '.join(builds)}): their sums round differently, and so may a loss.")
     if corpora > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said
@@ -257,6 +340,8 @@ def _breaks(plan: ComparePlan, rows: Sequence[Row], untuned: Sequence[Broken], f
     return said
 
 
-def _at_edge(plan: ComparePlan, key: str, rate: float) -> bool:
+def _at_edge(plan: ComparePlan, key: str, tuned: Run) -> bool:
+    """Whether the row that was tuned took the smallest or the largest rate of its grid."""
     grid = getattr(plan.tune, key)
+    rate = tuned.config.lr if key == "lr" else tuned.config.residual_rate
     return len(grid) > 1 and rate in (min(grid), max(grid))

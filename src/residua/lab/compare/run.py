@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from residua.lab.common.files import Listener, write_json, write_text
-from residua.lab.compare.execute import claim, execute
-from residua.lab.compare.plan import ComparePlan
+from residua.lab.common.files import Listener, Record, write_json, write_text
+from residua.lab.compare.choice import choose_rates, reported
+from residua.lab.compare.execute import claim, execute, refuse_strangers
+from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.pool import make_pool
-from residua.lab.compare.results import Results, collect, reported
-from residua.lab.compare.series import of_comparison
+from residua.lab.compare.records import Records
+from residua.lab.compare.results import Results, collect
+from residua.lab.compare.series import LOOKS, of_comparison
 from residua.lab.compare.table import to_csv, to_markdown
+from residua.lab.compare.until import widest_half
 
 
 def compare(
@@ -22,6 +26,7 @@ def compare(
     on: str = "local",
     force: bool = False,
     draw: bool = True,
+    records: Path | str | None = None,
     command: str = "",
     on_event: Listener | None = None,
 ) -> Results:
@@ -32,31 +37,86 @@ def compare(
     on:    where they run: local, slurm or ray, with options as in `slurm:partition=gpu,minutes=720`.
     force: put runs of different corpora in one table.
     draw:  make the figures.
+    records: a directory of records: a run whose record is there is not made, and every run that ends leaves its own.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if not str(out):
+        raise ValueError("out is empty: give the directory of the comparison, such as runs/a")
     out, listen = Path(out), on_event or (lambda event: None)
     pool = make_pool(on, out)
-    from residua.lab.data import prepare
+    from residua.lab.data import check_data, prepare
+    from residua.lab.train.fits import check_fits
 
     first = plan.config(plan.variants()[0], plan.seeds[0])  # all share its corpus: it is prepared once
-    prepare(first.corpus, first.tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))
+    check_data(first.corpus, first.tokenizer)
+    if on == "local":
+        for variant in plan.variants():
+            check_fits(plan.config(variant, plan.seeds[0]))
+    refuse_strangers(plan, out)
+
+    def ready() -> Record:
+        told = lambda text: listen({"kind": "data", "text": text})  # noqa: E731
+        return prepare(first.corpus, first.tokenizer, progress=told).manifest
+
+    kept = None if records is None else Records(records, first.corpus, first.tokenizer, ready)
+    data = ready() if kept is None else kept.data  # what is wrong with the corpus is said before anything is written
+    _check_passes(plan, data["tokens"]["train"])
     claim(plan, out)
-    baselines = {run.folder for run in plan.runs({}) if run.variant == plan.baseline_of(run.variant)}
+
+    def make(title: str, runs: Sequence[Run], needed: Collection[str] = ()) -> None:
+        if runs:
+            listen({"kind": "title", "text": title})
+            told = listen if kept is None else _keeping(kept, runs, out, listen)
+            execute(runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=told, needed=needed)
+
     with closing(pool):
-        for title, find in (("tuning", plan.tuning), ("training", lambda: reported(plan, out))):
-            if runs := find():
-                listen({"kind": "title", "text": title})
-                execute(runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=listen, needed=baselines)
-    series = of_comparison(plan, out)
-    results = collect(plan, out, series, force=force, command=command)
+        make("tuning", plan.tuning())
+        make("checking the rule", plan.checking(choose_rates(plan, out)))
+        for look in plan.looks():
+            runs = reported(look, out)
+            make("training", runs, {run.folder for run in runs if run.variant == plan.baseline_of(run.variant)})
+            if plan.until is not None:
+                write_json(out / LOOKS, {"seeds": len(look.seeds)})
+            series = of_comparison(look, out)
+            results = collect(look, out, series, force=force, command=command)
+            if plan.until is not None and widest_half(results["rows"]) <= plan.until.half_width:
+                break
     write_json(out / "results.json", results)
     write_text(out / "results.csv", to_csv(results))
     write_text(out / "results.md", to_markdown(results))
     if draw:
         from residua.lab import figures, plots
 
-        data = figures.collect(series)
-        write_json(out / "figures.json", data)
-        plots.draw(data, out / "figures")
+        drawn = figures.collect(series)
+        write_json(out / "figures.json", drawn)
+        plots.draw(drawn, out / "figures")
     return results
+
+
+def _keeping(kept: Records, runs: Sequence[Run], out: Path, listen: Listener) -> Listener:
+    """Take the records that are there, and write one for every run when it ends."""
+    by_folder = {run.folder: run for run in runs}
+    for run in runs:
+        kept.settle(run, out)
+
+    def told(event: Record) -> None:
+        if event["kind"] in ("finished", "diverged"):
+            kept.settle(by_folder[event["run"]], out)
+        listen(event)
+
+    return told
+
+
+def _check_passes(plan: ComparePlan, tokens: int) -> None:
+    """Refuse a plan whose runs would pass their text more often than it allows."""
+    if plan.most_passes is None:
+        return
+    for variant in plan.variants():
+        config = plan.config(variant, plan.seeds[0])
+        passes = config.steps * config.tokens_per_step / tokens
+        if passes > plan.most_passes:
+            raise ValueError(
+                f"{variant.label} would pass {config.corpus} {passes:.2f} times, and most_passes is "
+                f"{plan.most_passes:g}; take a larger corpus, or fewer tokens"
+            )

@@ -8,15 +8,18 @@ from pathlib import Path
 
 from residua.lab.common.files import read_json
 from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
-from residua.lab.runs import RESULT, Series, divergence, is_done, read_run
+from residua.lab.runs import RESULT, Series, check_belongs, divergence, is_done, read_if_there, read_run
 from residua.lab.train import TrainConfig
+
+LOOKS = "looks.json"
+"""Of a comparison that adds seeds: how many its rows have."""
 
 
 def read_series(*outs: Path | str) -> list[Series]:
     """The series of a comparison, or of one or several runs; at least one has a finished seed."""
     folders = [Path(out) for out in outs]
     if len(folders) == 1 and (folders[0] / PLAN).exists():
-        planned = of_comparison(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0])
+        planned = of_comparison(_grown(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0]), folders[0])
     else:
         planned = _alone(folders)
     if not any(each.seeds for each in planned):
@@ -25,10 +28,17 @@ def read_series(*outs: Path | str) -> list[Series]:
     return planned
 
 
+def _grown(plan: ComparePlan, out: Path) -> ComparePlan:
+    """The plan at the last look that was taken in `out`."""
+    taken = (read_if_there(out / LOOKS) or {"seeds": len(plan.seeds)})["seeds"]
+    return next(look for look in plan.looks() if len(look.seeds) == taken)
+
+
 def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
     """A series for every row of a plan, with the seeds that are finished; none of a row of which one diverged."""
     folders: dict[str, list[tuple[Path, int]]] = {}
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
+        check_belongs(out / run.folder, run.config, ("lr", "residual_lr") if plan.tune.lr else ())
         folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config.seed))
     found = []
     for variant in plan.variants():

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.tables import MDE, difference, html_table, print_table, spread, terminal, times
+from residua.lab.common.tables import MDE, count, difference, html_table, print_table, spread, terminal, times
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
@@ -32,25 +32,52 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
             "eff n": lambda row: _routed(row, "effective_sources", 1),
             "collapsed": lambda row: _routed(row, "collapsed_share"),
         }
-    kinds = {row.get("hardware", "") for row in rows}  # results of earlier versions do not say
-    if len(kinds) > 1 or any("; " in kind for kind in kinds):
-        found["hardware"] = lambda row: row.get("hardware", "")
+    if any(row.get("speedup") for row in rows):
+        found |= {
+            "speedup/token": lambda row: _speedup(row, "per_token"),
+            "speedup/CPU s": lambda row: _speedup(row, "per_cpu_second"),
+        }
+    if any(row.get("gradient_norm") is not None for row in rows):
+        found |= {
+            "grad max": lambda row: "-" if row["gradient_norm"] is None else f"{row['gradient_norm']:.3g}",
+            "spikes": lambda row: f"{row['spikes']}",
+        }
+    if any(row.get("stable_rate") for row in rows):
+        found["stable lr"] = _stable
+    for key in ("hardware", "build"):
+        kinds = {row.get(key, "") for row in rows}  # results of earlier versions do not say
+        if len(kinds) > 1 or any("; " in kind for kind in kinds):
+            found[key] = lambda row, key=key: row.get(key, "")  # type: ignore[misc]
     return found
 
 
 def legend(results: Record) -> str:
     """What the columns mean, in as few lines as will do."""
     match = results["plan"]["match"]
+    matched = match if match != "none" else "nothing; see params"
+    chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
+    counts = sorted({row["loss"]["seeds"] for row in results["rows"]})
+    seeds = count(counts[0], "seed") if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]} seeds"
+    judged = results.get("statistics")  # results of earlier versions were judged row by row
+    level = "95 %" if judged is None else f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
+    why = "the interval contains zero"
+    if judged is not None:
+        why = f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
     lines = [
-        f"val loss: nats per token, mean +- standard deviation over {len(results['plan']['seeds'])} seeds. "
-        "vs baseline: mean paired difference with its 95 % t interval;",
-        f"n.s.: not significant, the interval contains zero; {MDE} by these seeds.",
+        f"val loss: nats per token, mean +- standard deviation over {seeds}. "
+        f"vs baseline: mean paired difference with its {level} t interval;",
+        f"n.s.: not significant, {why}; {MDE} by these seeds.",
         "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
         "peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
-        f"matched on: {match if match != 'none' else 'nothing; see params'}. max w, entropy (0..1), eff n, collapsed: "
+        f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]
+    if any(row.get("gradient_norm") is not None for row in results["rows"]):
+        lines.append(
+            "grad max: largest gradient norm of any update. spikes: losses 7 deviations above the 128 before, "
+            "all seeds. stable lr: largest rate of the grid up to which none diverged or ended a tenth above the best."
+        )
     return "\n".join(lines)
 
 
@@ -99,13 +126,32 @@ def _rates(row: Record) -> str:
     return shown + ("!" if row["edge"] else "")
 
 
+def _speedup(row: Record, axis: str) -> str:
+    """`1.31x [1.22, 1.40]`; `1.02x n.s.`; a star where the curve is used beyond its largest size."""
+    if row["speedup"] is None or (found := row["speedup"][axis]) is None:
+        return "-"
+    low, high = ("inf" if found[key] is None else f"{found[key]:.2f}" for key in ("low", "high"))
+    value = "inf" if found["factor"] is None else f"{found['factor']:.2f}x"
+    star = "*" if found["extrapolated"] else ""
+    return f"{value}{star} [{low}, {high}]" if found["significant"] else f"{value}{star} n.s."
+
+
+def _stable(row: Record) -> str:
+    stable = row["stable_rate"]
+    return "-" if stable is None else f"{'>= ' if stable['open'] else ''}{stable['lr']:g}"
+
+
 def _routed(row: Record, key: str, digits: int = 2) -> str:
     values = row["routing"][key], row["routing"][f"deep_{key}"]
-    return "-" if None in values else " / ".join(f"{value:.{digits}f}" for value in values)
+    if values == (None, None):
+        return "-"
+    return " / ".join("-" if value is None else f"{value:.{digits}f}" for value in values)
 
 
 def _flat(row: Record) -> Values:
     flat = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+    flat.pop("stable_rate", None)
+    flat.pop("speedup", None)
     for key in ("loss", "perplexity", "bits_per_byte", "loss_at_equal_time"):
         value = row[key] or dict.fromkeys(("mean", "deviation"))
         flat |= {f"{key}_mean": value["mean"], f"{key}_deviation": value["deviation"]}
@@ -113,4 +159,9 @@ def _flat(row: Record) -> Values:
     flat.pop("difference", None)
     gap = row["difference"] or dict.fromkeys(("mean", "low", "high", "detectable", "significant"))
     flat |= {f"difference_{key}": gap[key] for key in ("mean", "low", "high", "detectable", "significant")}
+    if "stable_rate" in row:
+        flat["stable_rate"] = None if row["stable_rate"] is None else row["stable_rate"]["lr"]
+        for axis in ("per_token", "per_cpu_second"):
+            found = (row["speedup"] or {}).get(axis) or dict.fromkeys(("factor", "low", "high"))
+            flat |= {f"speedup_{axis}_{key}": found[key] for key in ("factor", "low", "high")}
     return flat | dict(row["rates"]) | dict(row["routing"])

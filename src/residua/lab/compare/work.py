@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from residua.lab.common.files import read_json, write_json
+from residua.lab.common.expect import read_expected
+from residua.lab.common.files import write_json
 
 DONE, FAILED, STOPPED = 0, 1, 130
 """How a run may end, as the exit code of its process: by itself, by an error, because somebody asked it to."""
@@ -44,5 +45,5 @@ class Work:
         """How its process ended; None if it was killed."""
         if not self.ending.is_file():
             return None
-        told = read_json(self.ending)
+        told = read_expected(self.ending, {"code": int, "message": str})
         return told["code"], told["message"]

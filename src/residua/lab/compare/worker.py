@@ -6,7 +6,10 @@ config when it has ended; a process that ends and leaves no such file was killed
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -19,26 +22,41 @@ from residua.lab.runs import DIVERGED, HARDWARE, ROUTING, read_if_there
 from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
 from residua.lab.train.reproducible import device_of
 
+PATIENCE = 60.0
+"""Seconds that a run which an ended command left has to save, before its folder counts as taken."""
 LOOKED_AT = 8
 """Validation sequences that the routing is averaged over."""
 
 
 def main() -> None:
     """`worker CONFIG_JSON RUN_FOLDER`."""
-    code, message = attempt(Work(Path(sys.argv[1]), Path(sys.argv[2])))
+    _end_with_parent()
+    code, message = attempt(Work(Path(sys.argv[1]), Path(sys.argv[2])), patience=PATIENCE)
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)
 
 
-def attempt(work: Work, *, patient: bool = False) -> tuple[int, str]:
+def _end_with_parent() -> None:
+    """Save and end when the process that started this one has ended, in whatever way: the other end of standard input
+    is its alone, and reads as closed from then on."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True, name="parent").start()
+
+
+def attempt(work: Work, *, patience: float = 0.0) -> tuple[int, str]:
     """Bring a run to its end and write down how that was: `DONE`, `FAILED` or `STOPPED`, and what there is to say.
 
-    patient: wait for another process that is at work in the folder, instead of refusing. A job may outlive the command
-             that started it, and the one that is started in its place then goes on from where it ended.
+    patience: seconds to wait for another process that is at work in the folder, before refusing. A job may outlive the
+              command that started it, and the one that is started in its place then goes on from where it ended.
     """
     try:
-        ending = DONE, _run(work, patient)
+        ending = DONE, _run(work, time.monotonic() + patience)
     except (Interrupted, KeyboardInterrupt) as stop:
         ending = STOPPED, str(stop) or "stopped before the first update"
     except Exception as error:
@@ -49,7 +67,7 @@ def attempt(work: Work, *, patient: bool = False) -> tuple[int, str]:
     return ending
 
 
-def _run(work: Work, patient: bool) -> str:
+def _run(work: Work, deadline: float) -> str:
     config, folder = TrainConfig.from_json(read_json(work.job)), work.folder
 
     def note(event: Record) -> None:
@@ -68,7 +86,7 @@ def _run(work: Work, patient: bool) -> str:
             write_json(folder / DIVERGED, {"step": broken.step, "site": broken.site, "message": str(broken)})
             return str(broken)
         except RunLocked:
-            if not patient:
+            if time.monotonic() > deadline:
                 raise
             time.sleep(1)
 

@@ -15,23 +15,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from residua import ops
 from residua.counting.shapes import Unfilled
-from residua.counting.walk import Walk
-from residua.lab.cost.fused import fused
+from residua.lab.cost.bill import Bill
 from residua.lab.cost.timeline import Device, Timeline, timeline
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
-from residua.plan import Site
-from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Link, Route, even, links, looped, routes
 from residua.scale.layout import AXES, Parallel
-from residua.scale.pipeline import SCHEDULES, check, check_split, orders
-from residua.stream import Answer, Norm, Past, Read, Stream
+from residua.scale.schedules import SCHEDULES, check, check_split, orders
 
-PARTS = ("backbone", "stream")
 MASTER = 4
 """Bytes of a parameter, of its gradient and of each of the two moments of AdamW: float32."""
 
@@ -123,19 +116,20 @@ def predict_ranks(
     incremental: bool = True,
     dtype: torch.dtype = torch.float32,
     path: str = "reference",
+    checkpointed: bool = False,
     device: Device | None = None,
     build: Callable[[ModelConfig], Transformer] = Transformer,
 ) -> Ranks:
     """Price one step of `rows` x `tokens` tokens a copy of the model. `dtype` is that of activations and of what is
-    sent; parameters, gradients and moments are float32."""
+    sent; parameters, gradients and moments are float32. Without stages, micro-batches are accumulated one by one."""
     device = device or Device()
     pp = parallel.pp
     if pp == 1:
-        schedule, virtual, microbatches = "gpipe", 1, microbatches or 1
+        schedule, virtual, microbatches = "1f1b", 1, microbatches or 1
     microbatches = microbatches or 2 * pp
     stages = check(config, pp, schedule, microbatches=microbatches, rows=rows, virtual=virtual)
     parallel.check(config, parallel.ranks, context=tokens)
-    bill = _Bill.of(config, rows // microbatches, tokens, dtype, path, build)
+    bill = Bill.of(config, rows // microbatches, tokens, dtype, path, build, checkpointed)
     with torch.device("meta"), Unfilled():
         model = build(config).to(dtype)
     cuts = Cuts.of(model, rows // microbatches, tokens)
@@ -162,7 +156,13 @@ def predict_ranks(
         microbatches=microbatches,
         ranks=tuple(found),
         links=tuple(between),
-        time=timeline(order, [one / device.flops for one in flops], device.hops(between, parallel), seconds),
+        time=timeline(
+            order,
+            [one / device.flops for one in flops],
+            device.hops(between, parallel),
+            seconds,
+            checkpointed=checkpointed,
+        ),
     )
 
 
@@ -204,7 +204,7 @@ def _split(name: str, numbers: int, tp: int) -> int:
 
 def _memory(
     cuts: Cuts,
-    bill: _Bill,
+    bill: Bill,
     mine: list[Route],
     held: _Held,
     order: list[tuple[str, int]],
@@ -221,7 +221,9 @@ def _memory(
     )
     # in a pipeline units stay open from one micro-batch to the next, and gradients are scattered at the end of the step
     opened = held.whole if parallel.pp > 1 else held.largest
-    gathered = opened * (dtype.itemsize + MASTER) if parallel.fsdp > 1 else 0
+    # and gradients that are accumulated over several passes are scattered after the last
+    summed = held.whole if microbatches > 1 else opened
+    gathered = opened * dtype.itemsize + summed * MASTER if parallel.fsdp > 1 else 0
     return Memory(
         parameters=MASTER * own,
         gradients=MASTER * own,
@@ -240,10 +242,10 @@ def _memory(
     )
 
 
-def _fullest(cuts: Cuts, bill: _Bill, mine: list[Route], order: list[tuple[str, int]], tp: int) -> Counter[str]:
+def _fullest(cuts: Cuts, bill: Bill, mine: list[Route], order: list[tuple[str, int]], tp: int) -> Counter[str]:
     """What the micro-batches in flight keep when they keep most, by part."""
     stages = {route.stage: route for route in mine}
-    kept = {stage: bill.kept(route.layers, tp) for stage, route in stages.items()}
+    kept = {stage: bill.kept(cuts, route, tp) for stage, route in stages.items()}
     turned = {stage: bill.turned(route.layers, tp) for stage, route in stages.items()}
     now, most, done = Counter[str](), Counter[str](), Counter[int]()
     waiting: set[tuple[int, str]] = set()
@@ -281,8 +283,8 @@ def _traffic(
         found["pp"] += microbatches * (link.forward * (link.source == place) + link.backward * (link.target == place))
     found["pp"] //= parallel.tp
     if parallel.fsdp > 1:
-        # gathered for the forward pass and again for the backward one, in a pipeline once for both; scattered once
-        times = 1 if parallel.pp > 1 else 2
+        # gathered for every forward pass and again for its backward one, in a pipeline once for all; scattered once
+        times = 1 if parallel.pp > 1 else 2 * microbatches
         moved = held.whole * (times * dtype.itemsize + MASTER)
         found["fsdp"] = moved * (parallel.fsdp - 1) // parallel.fsdp
     own = -(-held.whole // parallel.fsdp)
@@ -291,92 +293,3 @@ def _traffic(
     # a gather and a scatter of the stream at every sublayer, in the forward pass and in the backward one
     found["tp"] = 4 * microbatches * doors * (parallel.tp - 1) // parallel.tp
     return found
-
-
-class _Bill:
-    """What every site keeps for the backward pass, and its operations, for one micro-batch."""
-
-    def __init__(self, model: Transformer, walk: Walk, rows: int, tokens: int, loss: int) -> None:
-        self._walk, self._plan, self._last, self.loss = walk, model.plan, model.plan.depth - 1, loss
-        self._stream = rows * tokens * model.config.width * model.embed.weight.dtype.itemsize
-        outputs = [
-            sum(one.out_features for one in block.modules() if isinstance(one, nn.Linear)) for block in model.blocks
-        ]
-        self._turned = [rows * tokens * each * model.embed.weight.dtype.itemsize for each in outputs]
-
-    def _sites(self, layers: range) -> list[Site]:
-        return [site for site in self._plan.readers if min(site.layer, self._last) in layers]
-
-    def flops(self, layers: range) -> float:
-        """Of a stage, forward."""
-        return sum(self._walk.flops[f"{site.index} {part}"] for site in self._sites(layers) for part in PARTS)
-
-    def kept(self, layers: range, tp: int) -> dict[str, int]:
-        """Bytes of a stage; tensor parallelism splits the tokens of the stream and the width of the sublayers."""
-        sites = self._sites(layers)
-        return {part: sum(self._walk.saved[f"{site.index} {part}"] for site in sites) // tp for part in PARTS}
-
-    def most(self, layers: range, tp: int) -> int:
-        """Bytes of the site that keeps most."""
-        return (
-            max(sum(self._walk.saved[f"{site.index} {part}"] for part in PARTS) for site in self._sites(layers)) // tp
-        )
-
-    def turned(self, layers: range, tp: int) -> int:
-        """Gradients that a zero-bubble schedule keeps of a stage between its two backward passes: one for the result of
-        every product with a weight. (Those of a design are taken to be half of what it keeps.)"""
-        return sum(self._turned[layer] for layer in layers) // tp
-
-    def doors(self, mine: list[Route]) -> int:
-        """Bytes that enter the sublayers of a rank: one stream each."""
-        return self._stream * sum(len(self._plan.block(layer)) for route in mine for layer in route.layers)
-
-    @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        rows: int,
-        tokens: int,
-        dtype: torch.dtype,
-        path: str,
-        build: Callable[[ModelConfig], Transformer],
-    ) -> _Bill:
-        with torch.device("meta"), Unfilled():
-            model = build(config).to(dtype)
-        walk = Walk(model.parameters())
-        ids = torch.empty(rows, tokens, dtype=torch.long, device="meta")
-        with torch.enable_grad(), fused(walk) if path == "fused" else ops.backend("reference"), walk:
-            with walk.inside("0 backbone"):
-                steps = model.walk(ids, _Accounted(model.stream, walk))
-            for site in model.plan.readers:
-                with walk.inside(f"{site.index} backbone"):
-                    step = next(steps)
-            with walk.inside(f"{model.plan.head.index} backbone"):
-                logits = model.logits(step.read.lanes[0])
-        # logits and their logarithms until the backward pass; there, one gradient of each
-        loss = 2 * logits.nbytes + 2 * logits.numel() * max(4, dtype.itemsize)
-        return cls(model, walk, rows, tokens, loss)
-
-
-class _Accounted(Runner):
-    """A runner that puts what a design does on its own bill, site by site."""
-
-    def __init__(self, stream: Stream, bill: Walk) -> None:
-        super().__init__(stream)
-        self.bill = bill
-
-    def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
-        with self.bill.inside("0 stream"):
-            return super().open(x, past, ids)
-
-    def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
-        def owned(*lanes: Tensor) -> tuple[Tensor, ...]:
-            with self.bill.inside(f"{site.index} backbone"):
-                return norm(*lanes)
-
-        with self.bill.inside(f"{site.index} stream"):
-            return super().read(flow, site, owned)
-
-    def write(self, flow: Flow, site: Site, read: Read, y: Tensor | Answer) -> Flow:
-        with self.bill.inside(f"{site.index} stream"):
-            return super().write(flow, site, read, y)

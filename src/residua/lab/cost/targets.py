@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,8 @@ from torch import nn
 
 from residua.extras import need
 from residua.hf.released.rows import ROWS
+from residua.lab.common.expect import expect
+from residua.lab.common.files import read_json
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.norms import LaneNorm
@@ -31,6 +32,7 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 """The shapes of the Delta paper's models (2605.18855), as its parameter counts give them, and our own demo. 350M is the
 shape of GPT-2 medium; 3B that of Pythia 2.8B, which MUDD's largest model has (2502.12170)."""
 
+_NEEDED = ("hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers", "intermediate_size")
 FOREIGN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "phi3", "smollm3")
 """Hugging Face model types whose blocks are ours: pre-norm, rotary attention and a gated MLP."""
 
@@ -79,10 +81,7 @@ def from_hugging_face(path: Path | str, **changes: Any) -> Target:
     """The model that a `config.json` (or the folder that holds it) describes; nothing is downloaded or allocated."""
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    values = read_json(file)
     if values.get("model_type") in ROWS:
         return released(values, **changes)
     values = values.get("text_config") or values
@@ -90,7 +89,10 @@ def from_hugging_face(path: Path | str, **changes: Any) -> Target:
     if kind not in FOREIGN:
         raise ValueError(f"{file}: cost knows the model types {', '.join((*FOREIGN, *ROWS))}, not {kind!r}")
     try:
+        expect(file, values, {f"{key}?": int for key in _NEEDED})
         width, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
+        if heads < 1:
+            raise ValueError(f"{file}: num_attention_heads must be at least 1, not {heads}")
         config = ModelConfig(
             vocab=int(values["vocab_size"]),
             width=width,

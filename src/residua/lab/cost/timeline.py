@@ -11,6 +11,8 @@ from residua.scale.layout import AXES, Parallel
 
 DURATIONS: Mapping[str, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
 """In forward passes: a backward pass makes twice as many products."""
+AGAIN: Mapping[str, int] = {**DURATIONS, "B": 3, "I": 2}
+"""Where a backward pass first runs the blocks once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +71,15 @@ def timeline(
     forward: Sequence[float],
     hops: Mapping[tuple[str, int], float],
     collectives: Sequence[float],
+    *,
+    checkpointed: bool = False,
 ) -> Timeline:
     """orders: what every rank does. forward: seconds of a micro-batch in every stage. hops: of every send, by direction
     and by the earlier of the two stages. collectives: of every rank, at the end of its step."""
-    busy = max(sum(DURATIONS[action] * forward[stage] for action, stage in mine) for mine in orders)
-    quiet = _last(orders, forward, {}, [0.0] * len(orders))
-    whole = _last(orders, forward, hops, collectives)
+    spent = AGAIN if checkpointed else DURATIONS
+    busy = max(sum(spent[action] * forward[stage] for action, stage in mine) for mine in orders)
+    quiet = _last(orders, forward, {}, [0.0] * len(orders), spent)
+    whole = _last(orders, forward, hops, collectives, spent)
     return Timeline(step=whole, compute=busy, bubble=quiet - busy, communication=whole - quiet)
 
 
@@ -83,6 +88,7 @@ def _last(
     forward: Sequence[float],
     hops: Mapping[tuple[str, int], float],
     collectives: Sequence[float],
+    spent: Mapping[str, int],
 ) -> float:
     """When the last rank is done."""
     ends: dict[tuple[str, int, int], float] = {}
@@ -106,7 +112,7 @@ def _last(
                 if before < 0:
                     break
                 hop = hops.get((way, stage - 1 if way == "F" else stage), 0.0) if way != "W" else 0.0
-                times[rank] = max(times[rank], before + hop) + DURATIONS[action] * forward[stage]
+                times[rank] = max(times[rank], before + hop) + spent[action] * forward[stage]
                 ends[way, stage, number] = times[rank]
                 counts[way, stage] += 1
                 places[rank] += 1

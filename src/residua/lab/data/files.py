@@ -34,7 +34,10 @@ def decoded(data: bytes) -> bool:
 def documents(files: Mapping[str, Path], tally: Tally) -> Iterator[bytes]:
     """The bytes of every file that is text; the others are tallied."""
     for name, path in files.items():
-        data = path.read_bytes()
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"corpus: {path} cannot be read ({error.strerror}); move it away") from None
         if decoded(data):
             yield data
         else:
@@ -49,7 +52,7 @@ def by_name(paths: Iterable[Path], root: Path | None = None) -> dict[str, Path]:
 
 def directory(argument: str) -> Source:
     """Every file below a folder; hidden files and folders are left out."""
-    folder = Path(argument).expanduser()
+    folder = _home(f"dir:{argument}", argument)
     if not folder.is_dir():
         what = "a file; write file:" + argument if folder.is_file() else "no folder; give one that exists"
         raise DataError(f"corpus dir:{argument}: {argument} is {what}")
@@ -59,7 +62,7 @@ def directory(argument: str) -> Source:
 
 def pattern(argument: str) -> Source:
     """Every file whose path matches a glob; `**` crosses folders."""
-    matched = glob.glob(os.path.expanduser(argument), recursive=True)
+    matched = glob.glob(str(_home(f"file:{argument}", argument)), recursive=True)
     files = by_name(Path(match) for match in matched if os.path.isfile(match))
     absent = f"no file matches {argument}; write a pattern that does (** crosses folders)"
     return _source(f"file:{argument}", f"the files that match {argument}", files, absent)
@@ -67,9 +70,21 @@ def pattern(argument: str) -> Source:
 
 def below(folder: Path) -> Iterator[Path]:
     """Every file below a folder, hidden ones left out, in no order."""
-    for place, inner, names in os.walk(folder):
+    for place, inner, names in os.walk(folder, onerror=_unreadable):
         inner[:] = [name for name in inner if not name.startswith(".")]
         yield from (path for name in names if not name.startswith(".") and (path := Path(place, name)).is_file())
+
+
+def _unreadable(error: OSError) -> None:
+    """A folder whose files nobody can see would be a smaller corpus under the same name."""
+    raise DataError(f"corpus: {error.filename} cannot be read ({error.strerror}); mend its permissions or move it away")
+
+
+def _home(name: str, argument: str) -> Path:
+    try:
+        return Path(argument).expanduser()
+    except RuntimeError:
+        raise DataError(f"corpus {name}: there is no such home folder; give a path without ~") from None
 
 
 def _source(name: str, origin: str, files: Mapping[str, Path], absent: str) -> Source:

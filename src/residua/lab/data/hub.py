@@ -88,6 +88,7 @@ def hub(argument: str) -> Source:
         f"see the card of the dataset {dataset}",
         partial(key, local, salt) if local else hashlib.sha256(salt.encode()).hexdigest,
         partial(stream, name, dataset, options),
+        at_hand=bool(local),
     )
 
 

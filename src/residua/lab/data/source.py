@@ -1,6 +1,6 @@
 """Where text comes from: a `Source` knows its documents, its licence and a hash of what it would read.
 
-A corpus is written `pydoc`, `pycode`, `dir:PATH`, `file:GLOB` or `hf:NAME`.
+A corpus is written `pydoc`, `pycode`, `pysite`, `dir:PATH`, `file:GLOB` or `hf:NAME`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ Text = TypeVar("Text", str, bytes)
 FORMS = {
     "pydoc": ("pydoc", "residua.lab.data.stdlib:pydoc"),
     "pycode": ("pycode", "residua.lab.data.stdlib:pycode"),
+    "pysite": ("pysite", "residua.lab.data.pysite:pysite"),
     "dir": ("dir:PATH", "residua.lab.data.files:directory"),
     "file": ("file:GLOB", "residua.lab.data.files:pattern"),
     "hf": ("hf:NAME", "residua.lab.data.hub:hub"),
@@ -51,6 +52,8 @@ class Source:
     """Every document as UTF-8, in an order that depends on nothing but the content and the names of the files."""
     python: bool = False
     """The text is part of the Python that reads it, so that its version belongs to the fingerprint."""
+    at_hand: bool = True
+    """`key` is a hash of the text itself, and not of a name that other text may have tomorrow."""
 
 
 def source(name: str) -> Source:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from residua.lab.common.expect import expect
 from residua.lab.common.files import Values, json_digest
 from residua.lab.data.source import DataError, in_batches
 
@@ -100,7 +102,10 @@ class Pieces(Tokenizer):
 
         self.name = name
         self._text = text
-        self._library = Library.from_str(text)
+        try:
+            self._library = Library.from_str(text)
+        except Exception as error:  # the package raises a bare Exception for what it cannot read
+            raise DataError(f"tokenizer {name}: its JSON cannot be read ({_line(error)})") from error
         # a text that spells <|endoftext|> is text: only the packer writes specials
         self._library.encode_special_tokens = True
         self._library.no_truncation()
@@ -112,12 +117,25 @@ class Pieces(Tokenizer):
         self.vocab = max(size, self.end + 1, self.mask + 1)
 
     def encode(self, text: str) -> list[int]:
-        return self._library.encode(text, add_special_tokens=False).ids
+        with self._encoding():
+            return self._library.encode(text, add_special_tokens=False).ids
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         for batch in in_batches(texts, _BATCH):
-            for encoding in self._library.encode_batch_fast(batch, add_special_tokens=False):
+            with self._encoding():
+                encodings = self._library.encode_batch_fast(batch, add_special_tokens=False)
+            for encoding in encodings:
                 yield np.array(encoding.ids, dtype=np.uint32)
+
+    @contextmanager
+    def _encoding(self) -> Iterator[None]:
+        """What cannot be encoded, as by a vocabulary of words without one for the unknown, is one clear error."""
+        try:
+            yield
+        except Exception as error:  # a bare one, as above
+            raise DataError(
+                f"tokenizer {self.name} cannot encode this text ({_line(error)}); use another one"
+            ) from error
 
     def decode(self, ids: Sequence[int]) -> str:
         kept = [index for index in self._checked(ids) if index < self._own and index not in (self.end, self.mask)]
@@ -134,9 +152,15 @@ class Pieces(Tokenizer):
 
 def load_tokenizer(text: str) -> Tokenizer:
     """The tokenizer that `dump` wrote."""
-    found = json.loads(text)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the tokenizer of the run is not JSON: {error}") from None
+    where = "the tokenizer.json of the run"
+    expect(where, found, {"name": str})
     if found["name"] == Bytes.name:
         return Bytes()
+    expect(where, found, {"tokenizer": dict, "end": int, "mask": int})
     return Pieces(found["name"], json.dumps(found["tokenizer"]), found["end"], found["mask"])
 
 
@@ -177,7 +201,10 @@ def train_bpe(name: str, texts: Iterable[str], corpus: str) -> Pieces:
 
 def read_folder(name: str) -> Pieces:
     """The tokenizer of `hf:DIR`: its tokenizer.json, and its own end and mask tokens where it has them."""
-    folder = Path(name.removeprefix("hf:")).expanduser()
+    try:
+        folder = Path(name.removeprefix("hf:")).expanduser()
+    except RuntimeError:
+        raise DataError(f"tokenizer {name}: there is no such home folder; give a path without ~") from None
     if not folder.is_dir():
         raise DataError(f"tokenizer {name}: {folder} is not a directory with a tokenizer.json")
     path = folder / "tokenizer.json"
@@ -188,7 +215,7 @@ def read_folder(name: str) -> Pieces:
         pieces = Pieces(name, text)
         said = _said(folder)
     except Exception as error:  # the package raises a bare Exception for a file it cannot read
-        raise DataError(f"tokenizer {name}: {path} cannot be read ({' '.join(str(error).split())[:200]})") from error
+        raise DataError(f"tokenizer {name}: {path} cannot be read ({_line(error)})") from error
     end = pieces.known(said.get("eos_token"), *ENDS)
     mask = pieces.known(said.get("mask_token"), *MASKS)
     return Pieces(name, text, end, None if mask == end else mask)
@@ -207,6 +234,10 @@ def choose(name: str | Tokenizer) -> Callable[[Iterable[str], str], Tokenizer]:
         found = read_folder(name)
         return lambda texts, corpus: found
     raise DataError(f"unknown tokenizer {name!r}: choose from bytes, bpe:VOCAB, hf:DIR")
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _said(folder: Path) -> Values:

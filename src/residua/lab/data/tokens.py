@@ -64,7 +64,7 @@ def prepare(
 ) -> Tokens:
     """The tokens of a corpus: made now, or taken from the cache and checked.
 
-    corpus     pydoc, pycode, dir:PATH, file:GLOB or hf:NAME
+    corpus     pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME
     tokenizer  bytes, bpe:VOCAB (trained on the train side), hf:DIR (a folder with a tokenizer.json), or one made
     cache      the folder to keep what was made; `residua.cache.cache_root()` if not given
     progress   gets one line at a time; without it, only trouble is told, as a warning
@@ -92,6 +92,12 @@ def prepare(
         manifest=_manifest(texts, pieces, entry, fingerprint),
         tokenizer=pieces,
     )
+
+
+def check_data(corpus: str, tokenizer: str | Tokenizer) -> None:
+    """Refuse a corpus or a tokenizer that `prepare` would refuse, as far as that shows without reading the text."""
+    source(corpus)
+    choose(tokenizer)
 
 
 def _tokenizer(

@@ -38,6 +38,11 @@ class Ablation:
         """Ready for JSON."""
         return {"design": self.design, "loss": self.loss, "change": self.change}
 
+    def _repr_html_(self) -> str:
+        from residua.lab.diagnose.show import ablation_html
+
+        return ablation_html(self.design, self.loss, self.change)
+
     def table(self) -> str:
         """A line for every site and source, the dearest first."""
         flat = [(site, source, gap) for site, sources in self.change.items() for source, gap in sources.items()]
@@ -75,7 +80,7 @@ def ablate_sources(
             for site in chosen:
                 gaps[site.name] = []
                 for place in range(len(stream.sources(site))):
-                    with observed(stream, _Without(stream, site, place)):
+                    with observed(stream, Without(stream, site, place)):
                         without = token_loss(logits_of(model(ids, **inputs)), targets)
                     gaps[site.name].append(without - loss)
     finally:
@@ -88,11 +93,11 @@ def ablate_sources(
     return Ablation(stream.spec, loss.item(), change)
 
 
-class _Without(Observer):
-    """Takes one source from what a site reads."""
+class Without(Observer):
+    """Takes one source, or a share of it, from what a site reads."""
 
-    def __init__(self, stream: Stream, site: Site, place: int) -> None:
-        self.stream, self.site, self.place = stream, site, place
+    def __init__(self, stream: Stream, site: Site, place: int, share: float = 1.0) -> None:
+        self.stream, self.site, self.place, self.share = stream, site, place, share
 
     def lanes(self, state: Any, site: Site, lanes: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if site != self.site:
@@ -100,5 +105,5 @@ class _Without(Observer):
         routing = self.stream.routing(state, site)
         assert routing is not None  # the site has sources
         value, weights = routing.values[self.place], routing.weights[:, self.place]
-        lost = routing.scale * weights.repeat_interleave(value.shape[-1] // weights.shape[-1], -1) * value
+        lost = self.share * routing.scale * weights.repeat_interleave(value.shape[-1] // weights.shape[-1], -1) * value
         return tuple(lane - part.to(lane.dtype) for lane, part in zip(lanes, lost, strict=True))

@@ -4,11 +4,14 @@ model      its name or path                     design    its spec
 prompt     the text                             tokens    the text of every token
 record     `RoutingRecord.summary()`            weights   site -> [lane][source][token][group]
 loss       of the prompt, nats per token; None for a prompt of one token
+attention  of our models: site -> mean weight 0, 1, 2, ... tokens back
+paths      what reached the logit of each token, where it was asked for: see `paths_of`
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +19,89 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from residua.lab.diagnose.attention import attention_by_offset
+from residua.lab.diagnose.paths import attribute
 from residua.lab.diagnose.record import logits_of, record_routing
 from residua.lab.diagnose.site import plain
 from residua.lab.diagnose.table import align, routing_table
-from residua.model import token_loss
+from residua.model import Transformer, token_loss
+
+MOST_FOLLOWED = 64
+"""Tokens whose logits are followed back: each costs a backward pass."""
+
+
+class Inspection(dict[str, Any]):
+    """What one model did with one prompt; a notebook shows its weights and its largest reads, token by token."""
+
+    def _repr_html_(self) -> str:
+        from residua.lab.diagnose.show import inspection_html
+
+        return inspection_html(self)
 
 
 def inspect_ids(
-    model: nn.Module, ids: Int[Tensor, " t"], *, tokens: Sequence[str], prompt: str = "", name: str = ""
-) -> dict[str, Any]:
-    """What every site of a model read for one sequence of token ids."""
+    model: nn.Module,
+    ids: Int[Tensor, " t"],
+    *,
+    tokens: Sequence[str],
+    prompt: str = "",
+    name: str = "",
+    named: Callable[[int], str] | None = None,
+) -> Inspection:
+    """What every site of a model read for one sequence of token ids.
+
+    named: the text of a token; with it, also what reached the logit of each token of the prompt.
+    """
     if len(ids) < 1:
         raise ValueError("the prompt is empty; give at least one token")
-    with torch.no_grad(), record_routing(model) as record:
+    attention: dict[str, list[float]] = {}
+    with torch.no_grad(), ExitStack() as stack:
+        if isinstance(model, Transformer):
+            attention = stack.enter_context(attention_by_offset(model))
+        record = stack.enter_context(record_routing(model))
         logits = logits_of(model(ids[None]))
     loss = token_loss(logits[:, :-1], ids[None, 1:]).item() if len(ids) > 1 else None
+    found = Inspection(
+        model=name,
+        design=record.design,
+        prompt=prompt,
+        tokens=list(tokens),
+        loss=loss,
+        record=record.summary(),
+        weights={site: plain(weights[:, :, 0].float()) for site, weights in record.weights().items()},
+        attention=attention,
+    )
+    if named is not None and found["weights"]:
+        found["paths"] = paths_of(model, ids, named)
+    return found
+
+
+def paths_of(model: nn.Module, ids: Int[Tensor, " t"], named: Callable[[int], str]) -> dict[str, Any]:
+    """What reached the logit of the token that comes next, and of the model's first choice, at every position.
+
+    sources   site -> names                         exact     whether the head's parts and the rest are the logit
+    targets   two of {title, tokens: the text of each target, logits, rest: [token], parts: site -> [source][token]}
+
+    After the last token nothing comes: its target is the model's choice in both.
+    """
+    ids = ids[:MOST_FOLLOWED]
+    with torch.no_grad():
+        choice = logits_of(model(ids[None]))[0].argmax(-1)
+    targets = []
+    for title, wanted in (
+        ("the token that comes next", torch.cat([ids[1:], choice[-1:]])),
+        ("its first choice", choice),
+    ):
+        found = attribute(model, ids[None], wanted)
+        names = [named(int(each)) for each in wanted]
+        targets.append(
+            {"title": title, "tokens": names, "logits": plain(found.logits), "rest": plain(found.rest),
+             "parts": {site: plain(parts) for site, parts in found.parts.items()}}
+        )  # fmt: skip
     return {
-        "model": name,
-        "design": record.design,
-        "prompt": prompt,
-        "tokens": list(tokens),
-        "loss": loss,
-        "record": record.summary(),
-        "weights": {site: plain(weights[:, :, 0].float()) for site, weights in record.weights().items()},
+        "sources": {site: list(names) for site, names in found.sources.items()},
+        "exact": found.exact,
+        "targets": targets,
     }
 
 
@@ -56,6 +119,39 @@ def tables(found: Mapping[str, Any], site: str | None = None) -> str:
     if site is not None:
         parts.append(_token_table(found, site))
     return "\n\n".join(parts)
+
+
+def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Two models as text: their losses, and the mean weights of the second minus those of the first."""
+    losses = [each["loss"] for each in (first, second)]
+    said = [f"{second['model']} minus {first['model']}"]
+    if None not in losses:
+        said.append(f"loss: {losses[1] - losses[0]:+.4f} nats per token ({losses[0]:.4f} to {losses[1]:.4f})")
+    grid = difference(first, second)
+    if not grid["sites"]:
+        return "\n".join([*said, "no site of both mixes a source of both"])
+    head = ["mean weight", *grid["sources"]]
+    body = [
+        [name, *("" if weight is None else f"{weight:+.2f}" for weight in row)]
+        for name, row in zip(grid["sites"], grid["weights"], strict=True)
+    ]
+    return "\n".join([*said, *align([head, *body])])
+
+
+def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The mean weights of the second minus those of the first, where sites and sources of both have the same names."""
+    before, after = (mean_weights(each) for each in (first, second))
+    sites = [name for name in after["sites"] if name in before["sites"]]
+    sources = [name for name in after["sources"] if name in before["sources"]]
+
+    def at(grid: Mapping[str, Any], site: str, source: str) -> float | None:
+        return grid["weights"][grid["sites"].index(site)][grid["sources"].index(source)]
+
+    rows = []
+    for site in sites:
+        pairs = [(at(before, site, source), at(after, site, source)) for source in sources]
+        rows.append([None if old is None or new is None else new - old for old, new in pairs])
+    return {"sites": sites if sources else [], "sources": sources, "weights": rows, "signed": True}
 
 
 def mean_weights(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,20 @@
-"""routing_html(summary): a recording as a notebook shows it, the mean weights as a map and the numbers below it.
+"""routing_html, inspection_html, ablation_html: what a notebook shows of a recording, a prompt and of knock-outs.
 
-One piece of HTML with its style inside, light or dark as the page around it is; every name is escaped.
+One piece of HTML each with its style inside, light or dark as the page around it is; every name is escaped.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from html import escape
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import html_table
 from residua.lab.diagnose.table import routing_cells
 from residua.lab.plots import svg
+from residua.lab.plots.notebook import piece
 
 
 def routing_html(summary: Record) -> str:
@@ -28,9 +30,47 @@ def routing_html(summary: Record) -> str:
             signed=grid["signed"], heading="mean weight: rows read, columns are read",
         )  # fmt: skip
     title, (header, *rows), note = routing_cells(summary)
-    # the variables of the page's style stay inside this piece
-    style = svg.STYLE.replace(":root", ".residua")
-    return f'<div class="residua"><style>{style}</style>{drawn}{html_table(header, rows, [title, note])}</div>'
+    return piece(drawn, html_table(header, rows, [title, note]))
+
+
+def inspection_html(found: Record) -> str:
+    """The mean weights of a prompt, and the largest weight of every site at every token."""
+    loss = "" if found["loss"] is None else f"; loss {found['loss']:.4f} nats per token"
+    said = f"<p>{escape(found['design'])}: {len(found['tokens'])} tokens{loss}</p>"
+    if not found["weights"]:
+        return piece(said, "<p>no site mixes sources</p>")
+    kinds = {site["site"]: site["routing"]["weights"] for site in found["record"]["sites"] if "routing" in site}
+    signed = "signed" in kinds.values()
+    means, largest = {}, []
+    for site, lanes in found["weights"].items():
+        rows = [_over_lanes([_over_groups(lane[source]) for lane in lanes]) for source in range(len(lanes[0]))]
+        means[site] = [_mean(row) for row in rows]
+        largest.append([max((value for value in values if value is not None), key=abs, default=None)
+                        for values in zip(*rows, strict=True)])  # fmt: skip
+    grid = weight_grid(found["record"]["sites"], means, signed=signed)
+    maps = [
+        svg.heat(
+            grid["sites"], grid["sources"], grid["weights"], f"Mean weights of {found['design']}",
+            signed=grid["signed"], heading="mean weight: rows read, columns are read",
+        ),
+        svg.heat(
+            list(means), [token.replace(" ", "\u00b7") for token in found["tokens"]], largest,
+            f"Largest weight by site and token of {found['design']}", signed=grid["signed"],
+            heading="largest weight at every token",
+        ),
+    ]  # fmt: skip
+    return piece(said, *maps)
+
+
+def ablation_html(design: str, loss: float, change: Mapping[str, Mapping[str, float]]) -> str:
+    """The change of the loss, site by source."""
+    sources = list(dict.fromkeys(name for own in change.values() for name in own))
+    cells = [[own.get(name) for name in sources] for own in change.values()]
+    said = f"<p>{escape(design)}: loss {loss:.4f} nats per token with every source</p>"
+    if not cells:
+        return piece(said, "<p>no site mixes sources</p>")
+    heading = "change of the loss: rows read without the column"
+    return piece(said, svg.heat(list(change), sources, cells, heading, signed=True, heading=heading, digits=3))
 
 
 def weight_grid(sites: Sequence[Record], means: Mapping[str, Sequence[float | None]], *, signed: bool) -> Values:
@@ -70,6 +110,17 @@ def in_depth_order(sites: Mapping[str, int], reads: Sequence[Sequence[str]]) -> 
     return sorted(first, key=place)
 
 
+def _over_groups(tokens: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean over groups at each token."""
+    return [_mean(groups) for groups in tokens]
+
+
 def _over_lanes(lanes: Sequence[Sequence[float | None]]) -> list[float | None]:
     """The mean over lanes of each source; None where one of them is not finite."""
-    return [None if None in values else fmean(values) for values in zip(*lanes, strict=True)]
+    return [_mean(values) for values in zip(*lanes, strict=True)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where one of them is not finite."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

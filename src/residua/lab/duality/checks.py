@@ -130,12 +130,41 @@ BROKEN = {
 """A condition broken on one side of the equation, the other side left as it is."""
 
 
-def conditions(subject: Subject, window: int = 3) -> Iterator[Row]:
-    """Each condition broken is seen; and the explicit form used to break it is the read while it is whole."""
+def _distance(count: int) -> Tensor:
+    at = torch.arange(count)
+    return at[:, None] - at[None]
+
+
+def _sliding(count: int, window: int) -> Tensor:
+    distance = _distance(count)
+    return (distance >= 0) & (distance < window)
+
+
+def _blocks(count: int, window: int) -> Tensor:
+    block = torch.arange(count) // window
+    return (_distance(count) >= 0) & (block[:, None] == block[None])
+
+
+MASKS = {
+    "another mask: the window is one longer": lambda count, window: _sliding(count, window + 1),
+    "another mask: blocks instead of a sliding window": _blocks,
+}
+"""Which sources each depth sees under a broken mask: in a short stack it may be the whole one."""
+
+
+def conditions(subject: Subject, longest: int = 3) -> Iterator[Row]:
+    """Each condition broken is seen; and the explicit form used to break it is the read while it is whole.
+
+    The window leaves out a source, where there are three and more; a mask that is no other one in so short a stack is
+    not tried.
+    """
     given = subject.given.to(torch.float64)
+    window = max(2, min(longest, len(given.stack) - 1))
     right = over_sequence(given, window)
     yield _row("condition", "all conditions kept", subject, error(_explicit(given, window), right), window=window)
     for what, left in BROKEN.items():
+        if what in MASKS and torch.equal(MASKS[what](len(given.stack), window), _sliding(len(given.stack), window)):
+            continue
         yield _row("condition", what, subject, error(left(given, window), right), equal=False, window=window)
     parallel, sequential = _fed_back(subject, window)
     what = "feedback: the stack is not given but made by the reads"

@@ -30,6 +30,8 @@ def corpus_loss(
     """
     if context < 2:
         raise ValueError(f"context={context} must be at least 2")
+    if batch < 1 or windows < 0:
+        raise ValueError(f"batch={batch} must be at least 1 and windows={windows} not negative")
     if opened.context is not None and context > opened.context:
         raise ValueError(f"the model takes {opened.context} tokens at most; choose a context up to that, not {context}")
     starts = sampler.spread(len(tokens.valid), context, windows)

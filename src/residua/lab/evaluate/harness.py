@@ -30,10 +30,8 @@ def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None,
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
+    check_tasks(tasks)
     local = [name for name in tasks if name in NAMES]
-    unknown = [name for name in tasks if name.startswith("residua_") and name not in NAMES]
-    if unknown:
-        raise ValueError(f"no local task {unknown[0]!r}; there are {', '.join(NAMES)}")
     with TemporaryDirectory() as scratch:
         if local:
             if tokens is None:
@@ -51,6 +49,21 @@ def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None,
         }
         for name, metrics in found["results"].items()
     }
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Refuse a task that there is not, before a model is opened for it."""
+    for name in tasks:
+        if name.startswith("residua_") and name not in NAMES:
+            raise ValueError(f"no local task {name!r}; there are {', '.join(NAMES)}")
+    others = [name for name in tasks if name not in NAMES]
+    if others:
+        from lm_eval.tasks import TaskManager
+
+        manager = TaskManager()
+        unknown = [name for name in others if not manager.match_tasks([name])]
+        if unknown:
+            raise ValueError(f"the harness has no task {unknown[0]!r}; `lm-eval ls tasks` lists them")
 
 
 class Request(Protocol):

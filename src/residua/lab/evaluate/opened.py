@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from residua.extras import need
 from residua.lab.data import Tokenizer, load_tokenizer
 from residua.lab.data.tokenizer import Bytes, read_folder
+from residua.lab.runs import read_if_there
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,31 @@ def open_model(path: Path | str) -> Opened:
         tokenizer = load_tokenizer((folder / "tokenizer.json").read_text())
         return Opened(own, tokenizer, own.stream.spec, own.config.vocab, None)
     inner = folder / "model"
+    if (folder / "manifest.json").is_file() and not (inner / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds a run without a checkpoint; train there first")
+    if not any((place / "config.json").is_file() for place in (inner, folder)):
+        raise FileNotFoundError(f"{folder} holds neither a run nor a model: it has no config.json")
     return _hugging_face(inner if (inner / "config.json").is_file() else folder, folder)
+
+
+def open_start(path: Path | str) -> Opened:
+    """What a run of `residua finetune` started from: its checkpoint, converted if the run converted it, with the run's
+    tokenizer."""
+    folder = Path(path)
+    settings = read_if_there(folder / "config.json") or {}
+    if "checkpoint" not in settings:
+        raise ValueError(f"{folder} is not a run of residua finetune: it does not say what it started from")
+    from residua.hf.convert import convert
+    from residua.hf.released.opening import load_causal
+    from residua.lab.finetune import design_of
+
+    after, checkpoint = open_model(folder), settings["checkpoint"]
+    if settings.get("design") is None:
+        model = load_causal(checkpoint, dtype=torch.float32)
+    else:
+        given = {"layout": settings.get("layout"), "seed": settings.get("seed", 0)}
+        model = convert(checkpoint, settings["design"], dtype=torch.float32, **given)
+    return replace(after, model=model.eval(), design=design_of(model))
 
 
 def _hugging_face(folder: Path, run: Path) -> Opened:

@@ -26,9 +26,21 @@ def shade(value: float, largest: float, *, signed: bool) -> tuple[int, int, int]
 
 
 def is_dark(colour: tuple[int, int, int]) -> bool:
-    """Whether white can be read on it better than black."""
-    red, green, blue = colour
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
+    """Whether white can be read on it better than black: then either has a contrast of at least 4.5 to 1."""
+    return contrast(colour, (255, 255, 255)) > contrast(colour, (0, 0, 0))
+
+
+def contrast(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
+    """The ratio of their luminances, from 1 to 21, as WCAG 2 defines it."""
+    low, high = sorted(map(_luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: tuple[int, int, int]) -> float:
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (c / 255 for c in colour)
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def as_hex(colour: tuple[int, int, int]) -> str:

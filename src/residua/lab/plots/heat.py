@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from residua.lab.common.files import Record
+from residua.lab.plots.colour import is_dark
 from residua.lab.plots.frame import empty, note, wrapped_label
 from residua.lab.plots.style import PALE, Figures
 
@@ -90,7 +91,7 @@ def _write_numbers(axes: Axes, data: Record, norm: Normalize) -> None:
             if weight is None:
                 continue
             red, green, blue, _ = colours(norm(weight))
-            dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
+            dark = is_dark((round(255 * red), round(255 * green), round(255 * blue)))
             text = f"{round(weight, 2) + 0.0:.2f}"  # + 0.0: no negative zero
             axes.text(
                 column + 0.5, row + 0.5, text.removeprefix("0").replace("-0.", "-."),
@@ -130,11 +131,14 @@ def _colour_bar(figure: Figure, axes: Sequence[Axes], norm: Normalize, signed: b
 
 
 def _root_ticks(top: float, apart: float) -> list[float]:
-    """Round numbers from 0 to `top`, at least so far apart on a square-root scale that is 1 long."""
+    """Round numbers from 0 on, and `top` itself: at least so far apart on a square-root scale that is 1 long."""
     decade = 10.0 ** math.floor(math.log10(top))
     below = [decade * share * size for share in (0.01, 0.1) for size in (1, 2, 5)]
     ticks = [0.0]
     for value in (*below, *(decade * size for size in (1, 2, 4, 6, 8))):
         if value <= top and math.sqrt(value / top) - math.sqrt(ticks[-1] / top) >= apart:
             ticks.append(float(f"{value:.1g}"))
-    return ticks
+    # a bar that ends above its last number would leave the largest weights without one
+    while len(ticks) > 1 and 1 - math.sqrt(ticks[-1] / top) < apart:
+        ticks.pop()
+    return [*ticks, float(f"{top:.3g}")]

@@ -87,6 +87,12 @@ def styles(figures: Figures) -> dict[str, Style]:
     return found
 
 
+def look_of(figures: Figures, slug: str) -> dict[str, Any]:
+    """The colour and the dash of a series, as the style sheet names them."""
+    style, names = styles(figures)[slug], {value: name for name, value in OKABE_ITO.items()}
+    return {"colour": names[style.colour], "dash": DASHES.index(style.dash)}
+
+
 def points_over_depth(depth: Record, key: str) -> tuple[list[float], list[float]]:
     """Where a number over depth is defined, and its values there."""
     pairs = [(x, y) for x, y in zip(depth["position"], depth[key], strict=True) if y is not None]

@@ -24,7 +24,6 @@ WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 26, 40
 LEVELS = 48
 """Colours of a map without numbers: cells of one colour are one path, which keeps a large map small."""
-ROWS_WIDTH, ROWS_MARGIN, ROWS_TOP, ROW = 480, 140, 16, 26
 MOST_CELLS = 5000
 """Of a static map; a larger one is drawn in blocks, each the mean of its cells."""
 NUMBERED = 200
@@ -55,6 +54,8 @@ class Chart:
     """From 0 to 1."""
     shaded: tuple[float, float] | None = None
     references: Sequence[tuple[float, str]] = field(default_factory=list)
+    whole: bool = False
+    """Only whole numbers are named on the x axis: there is no block 1.5."""
 
 
 def style(series: Record) -> str:
@@ -74,20 +75,22 @@ def lines(chart: Chart) -> str:
     if min(ys) > 0.5 * high and not chart.share and not log:
         low = min(ys) - 0.08 * (high - min(ys) or high)
     high = high if high > low else low + 1
-    across = _scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, WIDTH - RIGHT)
-    up = _scale(low, high, HEIGHT - BOTTOM, TOP, log=log)
-    parts = [_text(LEFT, 15, chart.title, "title"), _text(WIDTH - RIGHT, HEIGHT - 6, chart.x_title, "tick end")]
+    across = scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, WIDTH - RIGHT)
+    up = scale(low, high, HEIGHT - BOTTOM, TOP, log=log)
+    title = f"{chart.title} (log scale)" if log else chart.title
+    parts = [text(LEFT, 15, title, "title"), text(WIDTH - RIGHT, HEIGHT - 6, chart.x_title, "tick end")]
     if chart.shaded:
         left, right = (across(x) for x in chart.shaded)
         parts.append(f'<rect class="shaded" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
                      f'height="{HEIGHT - TOP - BOTTOM}"/>')  # fmt: skip
-    parts += _axes(across, up, ticks(min(xs), max(xs), 6), log_ticks(low, high) if log else ticks(low, high, 5), short)
+    named = ticks(min(xs), max(xs), 6, whole=chart.whole)
+    parts += _axes(across, up, named, log_ticks(low, high) if log else ticks(low, high, 5), short)
     for value, name in chart.references:
         parts.append(f'<path class="reference" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(WIDTH - RIGHT, up(value) - 4, name, "tick end"))
+        parts.append(text(WIDTH - RIGHT, up(value) - 4, name, "tick end"))
     for line in chart.lines:
         parts.append(_line(line, across, up))
-    return _svg(WIDTH, HEIGHT, parts, f"{chart.title}: {', '.join(line.name for line in chart.lines)}")
+    return framed(WIDTH, HEIGHT, parts, f"{chart.title}: {', '.join(line.name for line in chart.lines)}")
 
 
 def _axes(
@@ -97,11 +100,11 @@ def _axes(
     parts = []
     for tick in ys:
         parts.append(f'<path class="grid" d="M{LEFT} {up(tick):.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(_text(LEFT - 6, up(tick) + 4, short(tick), "tick end"))
-    return [*parts, *(_text(across(tick), HEIGHT - BOTTOM + 16, name(tick), "tick middle") for tick in xs)]
+        parts.append(text(LEFT - 6, up(tick) + 4, short(tick), "tick end"))
+    return [*parts, *(text(across(tick), HEIGHT - BOTTOM + 16, name(tick), "tick middle") for tick in xs)]
 
 
-def _widened(values: Sequence[float], share: float = 0.12) -> tuple[float, float]:
+def widened(values: Sequence[float], share: float = 0.12) -> tuple[float, float]:
     """From the lowest to the highest, with room on both sides."""
     room = share * (max(values) - min(values)) or 0.05
     return min(values) - room, max(values) + room
@@ -130,20 +133,21 @@ def heat(
     signed: bool = False,
     largest: float | None = None,
     heading: str = "",
+    digits: int = 2,
 ) -> str:
     """A map of rows by columns; None is what cannot be. Small maps have numbers, large ones have every n-th label."""
     rows, columns, cells = pooled(rows, columns, cells)
     known = [abs(value) for row in cells for value in row if value is not None]
     top = (max(known, default=0.0) if largest is None else largest) or 1.0
     numbered = len(rows) * len(columns) <= NUMBERED
-    wide = 34.0 if numbered else max(3.0, min(20.0, 640 / len(columns)))
+    wide = 22.0 + 6.0 * digits if numbered else max(3.0, min(20.0, 640 / len(columns)))
     high = 22.0 if numbered else max(3.0, min(16.0, 520 / len(rows)))
     margin = 8 + 6.2 * min(14, max(map(len, rows)))
     above = 16 + 5.8 * min(14, max(map(len, columns))) + (22 if heading else 0)
-    parts = [_text(0, 14, heading, "title")] if heading else []
+    parts = [text(0, 14, heading, "title")] if heading else []
     if numbered:
         parts += [
-            _numbered(value, margin + column * wide, above + row * high, (wide, high), top, signed)
+            _numbered(value, margin + column * wide, above + row * high, (wide, high), top, signed, digits)
             for row, values in enumerate(cells)
             for column, value in enumerate(values)
         ]
@@ -151,13 +155,28 @@ def heat(
         parts.append(_paths(cells, (margin, above), (wide, high), top, signed))
     every_row, every_column = (max(1, math.ceil(11 / high)), max(1, math.ceil(15 / wide)))
     for row in range(0, len(rows), every_row):
-        parts.append(_text(margin - 5, above + (row + 0.5) * high + 4, clipped(rows[row]), "tick end"))
+        parts.append(text(margin - 5, above + (row + 0.5) * high + 4, clipped(rows[row]), "tick end"))
     for column in range(0, len(columns), every_column):
         x, y = margin + (column + 0.5) * wide + 4, above - 6
         label = escape(clipped(columns[column]))
         parts.append(f'<text class="tick" transform="translate({x:.1f} {y:.1f})rotate(-60)">{label}</text>')
-    width = max(margin + wide * len(columns) + 30, 7.6 * len(heading))
-    return _svg(width, above + high * len(rows) + 6, parts, title)
+    width = max(margin + wide * len(columns) + 30, 8.4 * len(heading))
+    return framed(width, above + high * len(rows) + 6, parts, title)
+
+
+def ramp(largest: float, *, signed: bool = False, unit: str = "") -> str:
+    """What the colours of a map mean, as a piece of HTML: from 0, or minus the largest, to the largest."""
+    steps, bars = 24, []
+    for place in range(steps):
+        root = 2 * place / (steps - 1) - 1 if signed else place / (steps - 1)
+        colour = as_hex(shade(math.copysign(root * root, root) * largest, largest, signed=signed))
+        bars.append(f'<rect x="{place}" width="1.05" height="1" fill="{colour}"/>')
+    low, high = (f"{value:.3g}" for value in ((-largest if signed else 0.0), largest))
+    said = f"{unit}, square-root scale" if unit else "square-root scale"
+    return (
+        f'<div class="ramp"><span>{low}</span><svg viewBox="0 0 {steps} 1" preserveAspectRatio="none" '
+        f'aria-hidden="true">{"".join(bars)}</svg><span>{high}</span><span>{escape(said)}</span></div>'
+    )
 
 
 def pooled(
@@ -179,16 +198,23 @@ def pooled(
     return rows[::side], columns[::side], [[mean(row, column) for column in starts[1]] for row in starts[0]]
 
 
-def _numbered(value: float | None, x: float, y: float, size: tuple[float, float], largest: float, signed: bool) -> str:
+def _numbered(
+    value: float | None, x: float, y: float, size: tuple[float, float], largest: float, signed: bool, digits: int
+) -> str:
     wide, high = size
     box = f'x="{x:.1f}" y="{y:.1f}" width="{wide - 1:.1f}" height="{high - 1:.1f}"'
     if value is None:
         return f'<rect class="none" {box}/>'
     colour = shade(value, largest, signed=signed)
     ink = "on-dark" if is_dark(colour) else "on-light"
-    return f'<rect fill="{as_hex(colour)}" {box}/>' + _text(
-        x + wide / 2 - 0.5, y + high / 2 + 3.5, f"{value:.2f}".replace("-0.00", "0.00"), f"cell {ink}"
+    return f'<rect fill="{as_hex(colour)}" {box}/>' + text(
+        x + wide / 2 - 0.5, y + high / 2 + 3.5, rounded_text(value, digits), f"cell {ink}"
     )
+
+
+def rounded_text(value: float, digits: int) -> str:
+    """A number without a negative zero."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 def _paths(
@@ -215,86 +241,15 @@ def _paths(
     return f'<g transform="translate({x:.1f} {y:.1f})scale({wide:.3f} {high:.3f})">{behind}{paths}</g>'
 
 
-def forest(rows: Sequence[tuple[str, str, Record]]) -> str:
-    """Differences from the baseline with their intervals: (style, name, difference)."""
-    values = [value for _, _, gap in rows for value in (gap["mean"], gap["low"], gap["high"]) if value is not None]
-    reach = max((abs(value) for value in values), default=0.0) * 1.15 or 1.0
-    drawn = []
-    for kind, name, gap in rows:
-        bar = None if gap["low"] is None else (gap["low"], gap["high"])
-        drawn.append(_Mark(kind, name, gap["mean"], bool(gap["significant"]), bar, f"{gap['mean']:+.4f}"))
-    across, parts = _rows(drawn, -reach, reach, 0.0, lambda tick: f"{tick:+.3g}" if tick else "0")
-    parts += [
-        _text(across(-reach / 2), 10, "better", "tick middle"),
-        _text(across(reach / 2), 10, "worse", "tick middle"),
-    ]
-    title = "Difference of the validation loss from the baseline, with 95 % intervals"
-    return _svg(ROWS_WIDTH, _rows_height(rows), parts, title)
-
-
-def marks(rows: Sequence[tuple[str, str, float, Sequence[float]]], title: str) -> str:
-    """What was measured among what was predicted: (style, name, measured, predicted)."""
-    low, high = _widened([1.0, *(value for *_, measured, ahead in rows for value in (measured, *ahead))], 0.08)
-    drawn = [
-        _Mark(kind, name, measured, True, (min(predicted), max(predicted)) if predicted else None, f"{measured:.2f}x")
-        for kind, name, measured, predicted in rows
-    ]
-    across, parts = _rows(drawn, low, high, 1.0, lambda tick: f"{tick:g}x")
-    for place, (kind, _, _, predicted) in enumerate(rows):
-        y = ROWS_TOP + ROW * (place + 0.5)
-        hollow = [f'<circle class="dot hollow" cx="{across(x):.1f}" cy="{y}" r="4"/>' for x in predicted]
-        parts.append(f'<g class="{kind}">{"".join(hollow)}</g>')
-    return _svg(ROWS_WIDTH, _rows_height(rows), parts, title)
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """A point on a row of its own, with a bar behind it."""
-
-    style: str
-    name: str
-    value: float
-    filled: bool
-    bar: tuple[float, float] | None
-    said: str
-
-
-def _rows(
-    drawn: Sequence[_Mark], low: float, high: float, zero: float, text: Callable[[float], str]
-) -> tuple[Scale, list[str]]:
-    across = _scale(low, high, ROWS_MARGIN, ROWS_WIDTH - 16)
-    bottom = ROWS_TOP + ROW * len(drawn)
-    parts = []
-    for tick in ticks(low, high, 5):
-        parts.append(f'<path class="grid" d="M{across(tick):.1f} {ROWS_TOP}V{bottom}"/>')
-        parts.append(_text(across(tick), bottom + 15, text(tick), "tick middle"))
-    parts.append(f'<path class="zero" d="M{across(zero):.1f} {ROWS_TOP}V{bottom}"/>')
-    for place, mark in enumerate(drawn):
-        y = ROWS_TOP + ROW * (place + 0.5)
-        bar = (
-            ""
-            if mark.bar is None
-            else f'<path class="whisker" d="M{across(mark.bar[0]):.1f} {y}H{across(mark.bar[1]):.1f}"/>'
-        )
-        dot = f'<circle class="dot{"" if mark.filled else " hollow"}" cx="{across(mark.value):.1f}" cy="{y}" r="5"/>'
-        parts.append(_text(ROWS_MARGIN - 10, y + 4, clipped(mark.name, 20), "label end"))
-        parts.append(f'<g class="{mark.style}"><title>{escape(f"{mark.name}: {mark.said}")}</title>{bar}{dot}</g>')
-    return across, parts
-
-
-def _rows_height(rows: Sequence[object]) -> float:
-    return ROWS_TOP + ROW * len(rows) + 24
-
-
 def points(rows: Sequence[tuple[str, str, float, Record]], x_title: str, y_title: str, title: str) -> str:
     """Quality against cost: (style, name, x, band of y)."""
     xs, bands = [x for _, _, x, _ in rows], [band for *_, band in rows]
-    low, high = _widened([value for band in bands for value in (band["low"], band["high"])])
-    left, right = _widened([*xs, 1.0])
-    across, up = _scale(left, right, LEFT, WIDTH - RIGHT), _scale(low, high, HEIGHT - BOTTOM, TOP)
+    low, high = widened([value for band in bands for value in (band["low"], band["high"])])
+    left, right = widened([*xs, 1.0])
+    across, up = scale(left, right, LEFT, WIDTH - RIGHT), scale(low, high, HEIGHT - BOTTOM, TOP)
     parts = [
-        _text(LEFT, 15, title, "title"),
-        _text(WIDTH - RIGHT, HEIGHT - 6, x_title, "tick end"),
+        text(LEFT, 15, title, "title"),
+        text(WIDTH - RIGHT, HEIGHT - 6, x_title, "tick end"),
         f'<path class="zero" d="M{across(1):.1f} {TOP}V{HEIGHT - BOTTOM}"/>',
     ]
     parts += _axes(across, up, ticks(left, right, 5), ticks(low, high, 5), lambda tick: f"{tick:g}x")
@@ -303,7 +258,7 @@ def points(rows: Sequence[tuple[str, str, float, Record]], x_title: str, y_title
         dot = f'<circle class="dot" cx="{across(x):.1f}" cy="{up(band["mean"]):.1f}" r="5"/>'
         said = f"{name}: {x:g}x, {band['mean']:.4f} {y_title}"
         parts.append(f'<g class="{kind}"><title>{escape(said)}</title>{bar}{dot}</g>')
-    return _svg(WIDTH, HEIGHT, parts, f"{title}: {y_title} against {x_title}")
+    return framed(WIDTH, HEIGHT, parts, f"{title}: {y_title} against {x_title}")
 
 
 def stacked(rows: Sequence[str], shares: Sequence[tuple[str, str, Sequence[float | None]]], title: str) -> str:
@@ -314,7 +269,7 @@ def stacked(rows: Sequence[str], shares: Sequence[tuple[str, str, Sequence[float
     for place, row in enumerate(rows):
         y, x = 4 + step * place, float(margin)
         if place % every == 0:
-            parts.append(_text(margin - 6, y + step / 2 + 4, clipped(row), "tick end"))
+            parts.append(text(margin - 6, y + step / 2 + 4, clipped(row), "tick end"))
         for kind, name, values in shares:
             size = (values[place] or 0.0) * (width - margin - 10)
             if size:
@@ -322,27 +277,29 @@ def stacked(rows: Sequence[str], shares: Sequence[tuple[str, str, Sequence[float
                              f'height="{step - 1.5:.1f}"><title>{escape(f"{row}: {name} {values[place]:.3f}")}</title>'
                              "</rect>")  # fmt: skip
             x += size
-    return _svg(width, 8 + step * len(rows), parts, title)
+    return framed(width, 8 + step * len(rows), parts, title)
 
 
-def ticks(low: float, high: float, count: int) -> list[float]:
-    """Some `count` round numbers between two."""
+def ticks(low: float, high: float, count: int, *, whole: bool = False) -> list[float]:
+    """Some `count` round numbers between two; whole ones only, if they must be."""
     if not high > low:
         return [low]
-    raw = (high - low) / count
+    raw = max((high - low) / count, 1.0 if whole else 0.0)
     decade = 10.0 ** math.floor(math.log10(raw))
-    step = next(decade * size for size in (1, 2, 2.5, 5, 10) if decade * size >= raw)
+    sizes = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(decade * size for size in sizes if decade * size >= raw)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [float(f"{place * step:.12g}") for place in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 times the powers of ten between two, or the powers alone."""
+    """1, 2, 5 times the powers of ten between two, or the powers alone; where there is at most one, round numbers."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     sizes = (1, 2, 5) if high / low < 200 else (1,)
     found = [float(f"{size * 10.0**decade:.3g}") for decade in decades for size in sizes]
-    return [value for value in found if low <= value <= high]
+    inside = [value for value in found if low <= value <= high]
+    return inside if len(inside) > 1 else ticks(low, high, 5)
 
 
 def clipped(name: str, most: int = 14) -> str:
@@ -350,16 +307,19 @@ def clipped(name: str, most: int = 14) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}\u2026"
 
 
-def _scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> Scale:
+def scale(low: float, high: float, start: float, end: float, *, log: bool = False) -> Scale:
+    """From the numbers between low and high to the places between start and end."""
     bend = math.log if log else float
     bottom, top = bend(low), bend(high)
     return lambda value: start + (bend(value) - bottom) / ((top - bottom) or 1.0) * (end - start)
 
 
-def _text(x: float, y: float, text: str, kind: str) -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
+def text(x: float, y: float, said: str, kind: str) -> str:
+    """Escaped, at a place, in a class."""
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(said)}</text>'
 
 
-def _svg(width: float, height: float, parts: Iterable[str], title: str) -> str:
+def framed(width: float, height: float, parts: Iterable[str], title: str) -> str:
+    """The parts as a picture with a name."""
     box = f'width="{width:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
     return f'<svg class="figure" role="img" {box} aria-label="{escape(title)}">{"".join(parts)}</svg>'

@@ -1,7 +1,7 @@
 """costs(series): what each design was predicted to cost and what it was measured to cost, side by side.
 
-Predicted is `lab.cost.predict` of the run's own configuration and batch. Operations alone are a floor of the cost
-and bytes moved an upper bound, since caches save some of them: the measured speed is expected between the two.
+Predicted is `lab.cost.predict` of the run's own configuration and batch: by operations alone, and by bytes moved if
+caches saved none of them. Neither bounds the measured speed, which caches, threads and other work move past both.
 """
 
 from __future__ import annotations

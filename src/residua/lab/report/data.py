@@ -18,9 +18,12 @@ from residua.lab import figures
 from residua.lab.common.files import Record, Values
 from residua.lab.compare.plan import PLAN
 from residua.lab.compare.series import read_series
+from residua.lab.diagnose import Ablation
+from residua.lab.plots.charts import PAPER
 from residua.lab.plots.colour import DIVERGING, SEQUENTIAL
-from residua.lab.plots.style import DASHES, OKABE_ITO, styles
+from residua.lab.plots.style import look_of
 from residua.lab.report import explorer as explorers
+from residua.lab.report import extra
 from residua.lab.report.costs import costs
 from residua.lab.report.look import Look, look
 from residua.lab.report.runs import run_data
@@ -34,9 +37,7 @@ PROMPT = "Return a list of the words in the string. Return a list of the lines."
 MOST_TOKENS = 128
 VALIDATED, PROMPTED = "validation text", "the prompt"
 """What mean weights are means over."""
-PAPER = {"states": 0.2, "deltas": 0.6, "source": "arXiv 2605.18855, deep layers"}
-"""The largest weight of a read that the Delta paper reports of routing over states and over deltas."""
-
+ASK = "Not measured: residua report with --ablate runs the models once for every source of every site."
 Progress = Callable[[str], None]
 
 
@@ -54,6 +55,7 @@ def gather(
     read: Sequence[Series] | None = None,
     prompt: str = PROMPT,
     checkpoints: bool = True,
+    ablate: bool = False,
     progress: Progress | None = None,
 ) -> Values:
     """The data of a page for a comparison, or for one or several runs.
@@ -61,14 +63,17 @@ def gather(
     read:        what lies in these directories, where somebody has read it already.
     prompt:      the text whose tokens are followed through every model.
     checkpoints: whether to load the models; without, the page has means only.
+    ablate:      whether to measure the loss without each source of each site, on validation text.
     """
     if not runs:
         raise ValueError("name a directory that residua compare or residua train wrote")
     if not prompt:
         raise ValueError("the prompt is empty; give at least one character")
+    if ablate and not checkpoints:
+        raise ValueError("knock-outs need the models: drop --ablate or --no-checkpoints")
     planned = list(read or read_series(*runs))
     tell = progress or (lambda text: None)
-    looked = {each.slug: _look(each, prompt, checkpoints, tell) for each in planned if each.seeds}
+    looked = {each.slug: _look(each, prompt, checkpoints, ablate, tell) for each in planned if each.seeds}
     kept = {each.slug for each in planned if all(seed.routing is not None for seed in each.seeds)}
     notes: list[str] = []
     planned = [_completed(each, looked.get(each.slug), notes) for each in planned]
@@ -85,14 +90,21 @@ def gather(
         title=visible(" + ".join(Path(run).resolve().name for run in runs)),
         kind="comparison" if compared else "runs",
         notes=[*table.pop("notes"), *drawn["notes"], *notes],
+        ladder=table.pop("ladder"),
         summary=table,
         curves=_listed(shown, drawn["curves"]),
         quality=_listed(shown, drawn["quality"]),
         prompt=prompt,
         costs=costs(shown, drawn),
-        runs=run_data(first, shown, looked=checkpoints),
+        runs=run_data(
+            [Path(run) for run in runs],
+            shown,
+            prompt=None if prompt == PROMPT else prompt,
+            looked=checkpoints,
+            ablate=ablate,
+        ),
     )
-    return checked(data, _absent(data, shown, looked))
+    return checked(data, _absent(data, shown, looked, ablate))
 
 
 def page_data(
@@ -132,6 +144,15 @@ def page_data(
         "paper": PAPER,
         "beta": _listed(shown, drawn["beta"]),
         "routing": _listed(shown, routes),
+        "paths": [
+            extra.paths(_first(looked[each.slug].looks), routes.get(each.slug), each.seeds[0].seed) for each in shown
+        ],
+        "knockouts": [
+            extra.knockouts(_ablations(looked[each.slug].looks), routes.get(each.slug),
+                            [seed.seed for seed in each.seeds])
+            for each in shown
+        ],
+        "loops": [extra.passes(routes.get(each.slug)) for each in shown],
         "axes": [
             _axes(routes.get(each.slug), drawn["routing"].get(each.slug), looked[each.slug].looks) for each in shown
         ],
@@ -144,18 +165,22 @@ def checked(data: Values, absent: Mapping[str, str]) -> Values:
     for before, after in zip(data["routing"], found["routing"], strict=True):
         if before is not None:
             after["packed"] = before["packed"]
+    for before, after in zip(data["paths"], found["paths"], strict=True):
+        for old, new in zip(before["targets"], after["targets"], strict=True) if before is not None else ():
+            new["packed"] = old["packed"]
     return found
 
 
-def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> Looked:
+def _look(series: Series, prompt: str, wanted: bool, ablate: bool, tell: Progress) -> Looked:
     nothing: list[Look | None] = [None] * len(series.seeds)
     if not wanted:
         return Looked(None, nothing, "the checkpoints were not asked for (--no-checkpoints)")
     try:
-        found, tokens = [], None
+        found: list[Look] = []
+        tokens = None
         for seed in series.seeds:
             tell(f"looking at {series.label}, seed {seed.seed}")
-            tokens, seen = _look_at(seed, prompt)
+            tokens, seen = _look_at(seed, prompt, followed=not found, ablate=ablate)
             found.append(seen)
     except (CheckpointError, OSError, ValueError, KeyError) as error:
         # a run whose checkpoints were deleted to save space still has its curves; a page names no path of a machine
@@ -164,7 +189,8 @@ def _look(series: Series, prompt: str, wanted: bool, tell: Progress) -> Looked:
     return Looked(tokens, [*found])
 
 
-def _look_at(seed: FinishedRun, prompt: str) -> tuple[list[str], Look]:
+def _look_at(seed: FinishedRun, prompt: str, *, followed: bool, ablate: bool) -> tuple[list[str], Look]:
+    """The tokens of the prompt and what a seed does with them; `followed` back from their logits, for the first."""
     import torch
 
     from residua.lab.data import load_tokenizer
@@ -177,7 +203,12 @@ def _look_at(seed: FinishedRun, prompt: str) -> tuple[list[str], Look]:
     ids = tokenizer.encode(prompt)[: min(MOST_TOKENS, config.context)]
     if not ids:
         raise ValueError("the prompt has no token")
-    return [visible_token(tokenizer, index) for index in ids], look(load_model(seed.folder), torch.tensor([ids]))
+    model = load_model(seed.folder)
+    names = {"named": lambda index: visible_token(tokenizer, index)} if followed else {}
+    seen = look(model, torch.tensor([ids]), **names)
+    if ablate and seen.weights:
+        seen = replace(seen, ablation=extra.ablated(model, seed))
+    return [visible_token(tokenizer, index) for index in ids], seen
 
 
 def _completed(series: Series, looked: Looked | None, notes: list[str]) -> Series:
@@ -189,10 +220,13 @@ def _completed(series: Series, looked: Looked | None, notes: list[str]) -> Serie
     return replace(series, seeds=[replace(seed, routing=found.record) for seed, found in pairs if found is not None])
 
 
-def look_of(drawn: Record, slug: str) -> Values:
-    """The colour and the dash of a series, as the style sheet names them."""
-    style, names = styles(drawn)[slug], {value: name for name, value in OKABE_ITO.items()}
-    return {"colour": names[style.colour], "dash": DASHES.index(style.dash)}
+def _first(looks: Sequence[Look | None]) -> Values | None:
+    """The paths of the first seed, which alone is followed back."""
+    return None if not looks or looks[0] is None else looks[0].paths
+
+
+def _ablations(looks: Sequence[Look | None]) -> list[Ablation | None]:
+    return [None if one is None else one.ablation for one in looks]
 
 
 def _listed(shown: Sequence[Series], section: Record) -> list[Any]:
@@ -239,7 +273,7 @@ def _axes(route: Record | None, routing: Record | None, looks: Sequence[Look | N
     return found
 
 
-def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, Looked]) -> dict[str, str]:
+def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, Looked], ablate: bool) -> dict[str, str]:
     """Views without data, and why."""
     said: dict[str, str] = {}
     reasons = sorted({f"{each.label}: {looked[each.slug].reason}" for each in shown if looked[each.slug].reason})
@@ -248,6 +282,12 @@ def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, Looked])
         said["routing"] = because or "No design here mixes sources: there are no weights to show."
     if not any(each and each["tokens"] for each in data["routing"]):
         said["tokens"] = because or "No design here mixes sources."
+    if not any(data["paths"]):
+        said["paths"] = because or "No design here mixes sources: there are no paths to tell apart."
+    if not any(data["knockouts"]):
+        said["knockouts"] = because or (
+            "No design here mixes sources: there is none to take away." if not any(data["routing"]) else ASK
+        )
     if not any(data["depth"]):
         said["depth"] = because or "No run here was looked at site by site."
     if not any(each[axis] for each in data["axes"] for axis in ("depth", "sequence")):

@@ -111,7 +111,7 @@ def pack(every: Mapping[str, Values], looks: Mapping[str, Sequence[Look | None]]
         data["packed_seeds"], data["packed_views"] = data["seeds"][:seeds], data["views"][:views]
         chosen = [found for found in looks[slug][: 1 if not data["seeds"] else seeds] if found is not None]
         grids = [[_token_cells(found, data["sites"], view, kept) for view in data["packed_views"]] for found in chosen]
-        data["step"], data["packed"] = _packed(grids)
+        data["step"], data["packed"] = packed(grids)
     return said
 
 
@@ -129,7 +129,7 @@ def _room(ready: Sequence[Record], tokens: int) -> tuple[int | None, int | None,
     return seeds, views, max(1, min(room, tokens))
 
 
-def _packed(grids: Sequence[Sequence[Sequence[float]]]) -> tuple[float, list[str]]:
+def packed(grids: Sequence[Sequence[Sequence[float]]]) -> tuple[float, list[str]]:
     """Whole multiples of a power of ten that lets the largest fit; one string a seed, [view][cell][token]."""
     largest = max((abs(value) for value in chain.from_iterable(chain.from_iterable(grids))), default=0.0) or 1.0
     digits = math.floor(math.log10(LARGEST / largest))

@@ -6,24 +6,20 @@ prompt's own loss is sent back once. The process is set so that the numbers are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from residua import ops
 from residua.lab.common.files import Values
-from residua.lab.diagnose import record_routing
+from residua.lab.diagnose import Ablation, record_routing
+from residua.lab.diagnose.attention import attention_by_offset
+from residua.lab.diagnose.inspect import paths_of
 from residua.lab.train import TrainConfig
 from residua.lab.train.reproducible import reproducible
 from residua.model import Transformer, token_loss
-
-MOST_OFFSETS = 16
-"""Tokens back that attention is followed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +31,18 @@ class Look:
     weights: dict[str, Float[Tensor, "lane n t group"]]
     attention: dict[str, list[float]]
     """Site of an attention sublayer -> mean weight 0, 1, 2, ... tokens back."""
+    paths: Values | None = None
+    """As `residua.lab.diagnose.inspect.paths_of` has them."""
+    ablation: Ablation | None = None
 
 
-def look(model: Transformer, ids: Int[Tensor, "1 t"]) -> Look:
-    """Run one prompt forward and back."""
+def look(model: Transformer, ids: Int[Tensor, "1 t"], *, named: Callable[[int], str] | None = None) -> Look:
+    """Run one prompt forward and back; with names for tokens, once more for what reached the logit of each."""
     with (
         # the same sums whatever the process is set to, and the definitions of the ops
         reproducible(TrainConfig(threads=1)),
         ops.backend("reference"),
-        _attention_by_offset(model) as attention,
+        attention_by_offset(model) as attention,
         record_routing(model, gradients=True) as record,
     ):
         logits = model(ids)
@@ -54,41 +53,8 @@ def look(model: Transformer, ids: Int[Tensor, "1 t"]) -> Look:
     model.zero_grad(set_to_none=True)
     weights = {name: each.detach()[:, :, 0] for name, each in record.weights().items()}
     means = {name: each.mean((0, 2, 3)).tolist() for name, each in weights.items()}
-    return Look(record.summary() | {"mean_weights": means}, weights, attention)
-
-
-@contextmanager
-def _attention_by_offset(model: Transformer) -> Iterator[dict[str, list[float]]]:
-    """Stand before the mixture of every attention sublayer, for the length of the context, and note its weights."""
-    found: dict[str, list[float]] = {}
-    watched: list[Any] = [sublayer for sublayer in model.sublayers() if hasattr(sublayer, "attend")]
-
-    def watch(sublayer: Any) -> None:
-        inner = sublayer.attend
-
-        def attend(q: Tensor, k: Tensor, v: Tensor, context: Any) -> Tensor:
-            tokens, width = v.shape[2:]
-            # the mixture of the identity is the mixture: mask, window, positions and biases are all in it
-            identity = torch.eye(tokens, -(-tokens // width) * width, dtype=v.dtype, device=v.device)
-            with torch.no_grad():
-                parts = [inner(q, k, part.expand_as(v), context) for part in identity.split(width, 1)]
-            found[replace(sublayer.site, lap=context.lap).name] = by_offset(torch.cat(parts, -1)[..., :tokens])
-            return inner(q, k, v, context)
-
-        sublayer.attend = attend
-
-    for sublayer in watched:
-        watch(sublayer)
-    try:
-        yield found
-    finally:
-        for sublayer in watched:
-            vars(sublayer).pop("attend", None)
-
-
-def by_offset(weights: Float[Tensor, "b head t t"]) -> list[float]:
-    """The mean weight of the key o tokens back, over the queries that have one; no further back than a window."""
-    found = [weights.diagonal(-back, -2, -1).mean().item() for back in range(min(MOST_OFFSETS, weights.shape[-1]))]
-    while len(found) > 1 and found[-1] == 0:
-        found.pop()
-    return found
+    found = None
+    if named is not None and weights and model.config.causal:
+        with reproducible(TrainConfig(threads=1)), ops.backend("reference"):
+            found = paths_of(model, ids[0], named)
+    return Look(record.summary() | {"mean_weights": means}, weights, attention, found)

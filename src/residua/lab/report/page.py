@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
@@ -16,36 +17,28 @@ from statistics import fmean
 from residua._version import __version__
 from residua.lab.common.files import Record, Values
 from residua.lab.common.tables import times
-from residua.lab.plots import svg
-from residua.lab.plots.style import points_over_depth
-from residua.lab.report.look import MOST_OFFSETS
+from residua.lab.diagnose.attention import MOST_OFFSETS
+from residua.lab.plots import ladder, rows, svg
+from residua.lab.plots.charts import (
+    SHARES,
+    curve_charts,
+    depth_charts,
+    known,
+    measured_in,
+    named,
+    quality_charts,
+    weight_maps,
+)
+from residua.lab.report.extra import grid_of
+from residua.lab.report.guide import VIEWS
 from residua.lab.runs import mean_if_all
 
 HERE = Path(__file__).parent
-SCRIPTS = ("core", "chart", "heat", "explorer", "views")
+SCRIPTS = ("core", "chart", "heat", "explorer", "paths", "views")
 TABLED = 1500
 """Cells up to which a map is a table too."""
 STATIC_TOKENS = 80
 
-VIEWS = {
-    "summary": ("Summary", "Best first, the noise stated, the cost beside the quality."),
-    "curves": ("Curves", "Validation loss against tokens seen and against processor time."),
-    "routing": ("Routing explorer", "Which earlier outputs every sublayer reads, and how strongly."),
-    "depth": ("Depth", "How the network changes from its first block to its head."),
-    "axes": ("Two axes", "The same operator over tokens and over layers, as these runs use it."),
-    "costs": ("Costs", "What the designs cost here, beside what counting predicts."),
-    "runs": ("Runs", "Where every number comes from, and how to make it again."),
-}
-MEASURED = {
-    "max_weight": "largest weight of a read",
-    "normalised_entropy": "entropy of a read (1: all alike)",
-    "effective_sources": "effective sources",
-    "cosine": "similarity of the sources (cosine)",
-    "stream_rms": "RMS of what the site reads",
-    "output_rms": "RMS of what the sublayer adds",
-    "gradient_norm": "gradient norm at its output",
-}
-SHARES = ("max_weight", "normalised_entropy")
 REGIMES = {"identity": "c-sky", "projection": "c-blue", "reflection": "c-vermillion", "between": "c-none"}
 
 
@@ -59,14 +52,13 @@ def render(data: Record) -> str:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    css = svg.STYLE + (HERE / "style.css").read_text()
+    css = svg.STYLE + rows.STYLE + (HERE / "style.css").read_text()
     script = _script()
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(css)}'; "
         "base-uri 'none'; form-action 'none'"
     )
-    left_out = ("summary", "curves", "costs", "runs") if data["kind"] == "inspection" else ()
-    views = [{"key": key, "title": title, "lead": lead} for key, (title, lead) in VIEWS.items() if key not in left_out]
+    views = _views(data)
     measured = measured_in(data)
     return environment.get_template("page.html.jinja").render(
         data=data,
@@ -85,6 +77,11 @@ def render(data: Record) -> str:
             "depth": depth_charts(data, measured),
             "points": quality_charts(data),
             "speeds": _speeds(data),
+            "knockouts": [
+                each and _knockouts(each, *named(data, place)) for place, each in enumerate(data["knockouts"])
+            ],
+            "ladder": data["ladder"] and _ladder(data),
+            "loops": [each and _passes(each, *named(data, place)) for place, each in enumerate(data["loops"])],
         },
         unrouted=[place for place, each in enumerate(data["routing"]) if each is None],
         regimes=REGIMES,
@@ -94,23 +91,20 @@ def render(data: Record) -> str:
         grid=grid,
         most=TABLED,
         measured=measured,
+        ramp=_ramp,
+        path_table=_path_table,
+        grid_of=grid_of,
         of_prompt=any(
-            depth and depth["gradient_of"] == "prompt" and any(_known(depth["gradient_norm"]))
-            for depth in data["depth"]
+            depth and depth["gradient_of"] == "prompt" and any(known(depth["gradient_norm"])) for depth in data["depth"]
         ),
         claim=_claim(data),
         offsets=MOST_OFFSETS,
+        worth=ladder.AXES,
+        speedup_words=ladder.in_words,
         ratio=times,
         whole=lambda value: "-" if value is None else f"{value:,.0f}",
         mebibytes=lambda value: "-" if value is None else f"{value / 2**20:,.1f}",
     )
-
-
-def measured_in(data: Record) -> list[tuple[str, str]]:
-    """The numbers over depth that some series has, with their titles."""
-    return [
-        one for one in MEASURED.items() if any(each and any(_known(each.get(one[0], ()))) for each in data["depth"])
-    ]
 
 
 def as_json(value: object) -> str:
@@ -129,38 +123,16 @@ def _digest(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _views(data: Record) -> list[Values]:
+    """The views of this page, with what each says for itself."""
+    left_out = {"summary", "curves", "knockouts", "costs", "runs"} if data["kind"] == "inspection" else set()
+    left_out |= {key for key, view in VIEWS.items() if view.optional and not any(data[key] or ())}
+    return [{"key": key, **asdict(view)} for key, view in VIEWS.items() if key not in left_out]
+
+
 def _forest(data: Record) -> str:
-    rows = [] if data["summary"] is None else data["summary"]["differences"]
-    named = [(*_named(data, row["series"]), row) for row in rows]
-    return svg.forest(named) if named else ""
-
-
-def curve_charts(data: Record) -> list[str]:
-    """Loss against tokens and against processor time, from the second validation on: the first is of no model."""
-    charts = []
-    for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
-        lines = []
-        for place, curve in enumerate(data["curves"]):
-            start = 1 if len(curve["tokens"]) > 2 else 0
-            loss = [curve["loss"][part][start:] for part in ("mean", "low", "high")]
-            lines.append(svg.Line(*_named(data, place), curve[key][start:], *loss))
-        charts.append(svg.lines(svg.Chart("validation loss", title, lines)))
-    return charts
-
-
-def weight_maps(named: Sequence[tuple[str, Record]], *, headed: bool = False) -> list[str]:
-    """One map a design; one scale for those with signed weights, and one for the others."""
-    tops: dict[bool, float] = {}
-    for _, each in named:
-        sizes = [abs(value) for row in each["weights"] for value in row if value is not None]
-        tops[each["signed"]] = max([*sizes, tops.get(each["signed"], 0.0)])
-    return [
-        svg.heat(
-            each["sites"], each["sources"], each["weights"], f"Mean weights of {label}",
-            signed=each["signed"], largest=tops[each["signed"]], heading=label if headed else "",
-        )
-        for label, each in named
-    ]  # fmt: skip
+    differences = [] if data["summary"] is None else data["summary"]["differences"]
+    return rows.forest([(*named(data, row["series"]), row) for row in differences])
 
 
 def _maps(data: Record) -> list[Values]:
@@ -171,12 +143,7 @@ def _maps(data: Record) -> list[Values]:
 
 def grid(each: Record, seed: int) -> list[list[float | None]]:
     """[site][source] of the mean over seeds (0) or of a seed (1, 2, ...); None where a site cannot read a source."""
-    flat = iter(each["means"]["mean"][seed])
-    rows = []
-    for reads in each["reads"]:
-        own = {source: next(flat) for source in reads}
-        rows.append([own.get(source) for source in range(len(each["sources"]))])
-    return rows
+    return grid_of(each, each["means"]["mean"][seed])
 
 
 def unpacked(each: Record, seed: int, view: int = 0) -> list[list[float]]:
@@ -197,31 +164,6 @@ def _strip(each: Record, label: str) -> str:
     return svg.heat(each["sites"], shown, rows, f"Largest weight by site and token of {label}", signed=each["signed"])
 
 
-def depth_charts(data: Record, measured: Sequence[tuple[str, str]]) -> list[str]:
-    """A chart for each number over depth."""
-    charts = []
-    for key, title in measured:
-        lines = [
-            svg.Line(*_named(data, place), *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
-            for place, depth in enumerate(data["depth"])
-            if depth is not None and any(_known(depth[key]))
-        ]
-        paper = [(data["paper"][what], f"paper, {what}") for what in ("states", "deltas") if key == "max_weight"]
-        deep = _deep_third(data["depth"], lines)
-        charts.append(svg.lines(svg.Chart(title, "Transformer block", lines, key in SHARES, deep, paper)))
-    return charts
-
-
-def _deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
-    """Where the last third of the blocks begins and ends among what is drawn, if all series agree."""
-    begins = {depth["position"][depth["deep"].index(True)] for depth in depths if depth and True in depth["deep"]}
-    xs = [x for line in lines for x in line.xs]
-    if len(begins) != 1 or not xs:
-        return None
-    (begin,) = begins
-    return (max(begin - 0.25, min(xs)), max(xs)) if max(xs) > begin else None
-
-
 def _regimes(beta: Record, label: str) -> str:
     shares = [(REGIMES[name], name, values) for name, values in beta["regimes"].items()]
     return svg.stacked(beta["sites"], shares, f"Regimes of beta of {label}")
@@ -235,49 +177,78 @@ def _by_offset(part: Record, unit: str, label: str) -> str:
     return svg.heat(part["sites"], [str(back) for back in range(most)], cells, title, signed=signed)
 
 
-def quality_charts(data: Record) -> list[str]:
-    """Bits per byte against speed and memory over the baseline's."""
-    charts = []
-    for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
-        rows = [
-            (*_named(data, place), quality[key], quality["bits_per_byte"])
-            for place, quality in enumerate(data["quality"])
-            if quality is not None and quality[key] is not None
-        ]
-        if len(rows) > 1:
-            better = "right is faster" if key == "speed" else "left is smaller"
-            charts.append(svg.points(rows, f"{key}, times the baseline's ({better})", "bits per byte", title))
-    return charts
-
-
-def _named(data: Record, place: int) -> tuple[str, str]:
-    """The style and the name of a series, as the charts take them."""
-    return svg.style(data["series"][place]), data["series"][place]["label"]
-
-
 def _speeds(data: Record) -> str:
     predicted = ("speed_by_operations", "speed_by_bytes")
-    rows = [
-        (*_named(data, place), cost["speed"], [value for key in predicted if (value := cost[key]) is not None])
+    found = [
+        (*named(data, place), cost["speed"], [value for key in predicted if (value := cost[key]) is not None])
         for place, cost in enumerate(data["costs"])
         if cost is not None and cost["speed"] is not None and not data["series"][place]["baseline"]
     ]
-    return svg.marks(rows, "Speed over the baseline's, measured and predicted") if rows else ""
+    return rows.speeds(found, "Speed over the baseline's, measured and predicted")
 
 
 def _claim(data: Record) -> list[Values]:
     """The largest weight of every design that routes, over all sites and over the deep third."""
-    rows = []
+    found = []
     for place, depth in enumerate(data["depth"]):
-        if depth is None or not any(_known(depth["max_weight"])):
+        if depth is None or not any(known(depth["max_weight"])):
             continue
         sites = zip(depth["max_weight"], depth["deep"], depth["source_count"], strict=True)
-        known = [(value, is_deep, 1 / count) for value, is_deep, count in sites if value is not None]
-        deep = mean_if_all(value for value, is_deep, _ in known if is_deep)
-        uniform = mean_if_all(share for _, is_deep, share in known if is_deep)
-        rows.append({"series": place, "all": fmean(value for value, *_ in known), "deep": deep, "uniform": uniform})
-    return rows
+        shares = [(value, is_deep, 1 / count) for value, is_deep, count in sites if value is not None]
+        deep = mean_if_all(value for value, is_deep, _ in shares if is_deep)
+        uniform = mean_if_all(share for _, is_deep, share in shares if is_deep)
+        found.append({"series": place, "all": fmean(value for value, *_ in shares), "deep": deep, "uniform": uniform})
+    return found
 
 
-def _known(values: Sequence[object]) -> list[bool]:
-    return [value is not None for value in values]
+def _ramp(cells: Sequence[Sequence[float | None]], signed: bool, unit: str = "") -> str:
+    """The colours of a map that is drawn on a scale of its own."""
+    return svg.ramp(_largest(cells), signed=signed, unit=unit)
+
+
+def _largest(cells: Sequence[Sequence[float | None]]) -> float:
+    return max((abs(value) for row in cells for value in row if value is not None), default=0.0) or 1.0
+
+
+def _knockouts(each: Record, _: str, label: str) -> Values:
+    cells = grid_of(each, each["mean"])
+    title = f"Change of the loss of {label} without each source"
+    drawn = svg.heat(each["sites"], each["sources"], cells, title, signed=True, digits=3)
+    return {"map": drawn, "ramp": _ramp(cells, True, "nats per token"), "cells": cells}
+
+
+def _passes(each: Record, _: str, label: str) -> Values:
+    """One map a pass, all on one scale."""
+    largest = max(_largest(cells) for cells in each["weights"])
+    maps = [
+        svg.heat(
+            each["sites"], each["sources"], cells, f"Mean weights of {label} in pass {turn}",
+            signed=each["signed"], largest=largest,
+        )
+        for turn, cells in enumerate(each["weights"], 1)
+    ]  # fmt: skip
+    return {"maps": maps, "ramp": svg.ramp(largest, signed=each["signed"])}
+
+
+def _ladder(data: Record) -> Values:
+    """The curve by operations, and the speedups on both axes."""
+    found = data["ladder"]
+    rows_shown = [row for row in found["rows"] if row["compute"] is not None]
+    points = [(*named(data, row["series"]), row["compute"], row["loss"]) for row in rows_shown]
+    worth = {
+        axis: ladder.speedups([(*named(data, row["series"]), row["speedup"][axis]) for row in found["rows"]
+                               if row["speedup"][axis] is not None], axis)
+        for axis in ladder.AXES
+    }  # fmt: skip
+    fitted = found["curves"].get("per_token")
+    return {"curve": ladder.curve(found["rungs"], fitted, points) if fitted else "", "worth": worth}
+
+
+def _path_table(each: Record) -> list[tuple[str, list[float | None]]]:
+    """(site, [source]) of the last token and its first choice: what is read without script."""
+    from array import array
+
+    target = each["targets"][-1]
+    numbers, tokens = array("h", base64.b64decode(target["packed"])), len(target["tokens"])
+    last = [numbers[cell * tokens + tokens - 1] * target["step"] for cell in range(len(numbers) // tokens)]
+    return list(zip(each["sites"], grid_of(each, last), strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,14 @@ from residua.lab.runs import FinishedRun, Series, read_if_there, rounded
 from residua.lab.train.config import config_fields
 
 
-def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> Values:
+def run_data(
+    outs: Sequence[Path],
+    shown: Sequence[Series],
+    *,
+    prompt: str | None = None,
+    looked: bool = True,
+    ablate: bool = False,
+) -> Values:
     """The runs one by one, what their configurations share and where they differ, and commands."""
     configs = [each.seeds[0].settings or {} for each in shown]
     manifests = [each.seeds[0].manifest or {} for each in shown]
@@ -24,7 +32,17 @@ def run_data(out: Path, shown: Sequence[Series], *, looked: bool) -> Values:
         "data": _facts([manifest.get("data", {}) for manifest in manifests], ("source", "licence", "fingerprint")),
         "versions": _facts([manifest.get("versions", {}) for manifest in manifests]),
         "machine": _facts(manifests, ("machine", "device", "instructions", "threads", "backend")),
-        "commands": _commands(out, shown, configs, looked),
+        "commands": [
+            *_commands(outs[0], shown, configs),
+            _own_command(
+                outs,
+                [
+                    *(["--prompt", prompt] if prompt is not None else []),
+                    *([] if looked else ["--no-checkpoints"]),
+                    *(["--ablate"] if ablate else []),
+                ],
+            ),
+        ],
     }
 
 
@@ -41,7 +59,7 @@ def _row(place: int, run: FinishedRun) -> Values:
     }
 
 
-def _commands(out: Path, shown: Sequence[Series], configs: Sequence[Record], looked: bool) -> list[dict[str, str]]:
+def _commands(out: Path, shown: Sequence[Series], configs: Sequence[Record]) -> list[dict[str, str]]:
     found = []
     results = read_if_there(out / "results.json") or {}
     if results.get("command"):
@@ -50,8 +68,21 @@ def _commands(out: Path, shown: Sequence[Series], configs: Sequence[Record], loo
         if config:
             name = f"runs/{series.slug}-seed{config['seed']}"
             found.append({"what": f"{series.label}, one seed", "command": train_command(config, name)})
-    report = ["residua", "report", out.resolve().name, "-o", "report.html", *([] if looked else ["--no-checkpoints"])]
-    return [*found, {"what": "this page", "command": shlex.join(report)}]
+    return found
+
+
+def _own_command(outs: Sequence[Path], flags: Sequence[str]) -> dict[str, str]:
+    """What writes the page again, typed where its directories are: a page names no path of the machine it is from."""
+    if len(outs) == 1:
+        return {
+            "what": "this page, in the directory of its runs",
+            "command": shlex.join(["residua", "report", ".", *flags]),
+        }
+    found = [out.resolve() for out in outs]
+    above = Path(os.path.commonpath([out.parent for out in found]))
+    names = [str(out.relative_to(above)) for out in found]
+    command = shlex.join(["residua", "report", *names, "-o", "report.html", *flags])
+    return {"what": "this page, in the directory that holds its runs", "command": command}
 
 
 def train_command(config: Record, out: str) -> str:

@@ -24,6 +24,7 @@ from residua.lab.common.files import (
     DiskFull,
     Record,
     Values,
+    differing,
     file_digest,
     json_digest,
     read_json,
@@ -125,7 +126,15 @@ def read_state(path: Path) -> Values:
         )
     if state.get("seal") != seal(state):
         raise CheckpointError(f"{path}: state.json was changed after it was written")
+    if path.name.startswith("step-") and path.name != name(state["step"]):
+        raise CheckpointError(f"{path}: it is the checkpoint of step {state['step']}, in the folder of another")
     return state
+
+
+def check_belongs(path: Path, info: Record, config: Record) -> None:
+    """Refuse a checkpoint that another run wrote: going on from it would make a run that nobody described."""
+    if found := differing(info.get("config", {}), config):
+        raise ValueError(f"{path} is a checkpoint of another run ({found}); move it away, or give another directory")
 
 
 def check_files(path: Path, state: Record, names: Iterable[str]) -> None:

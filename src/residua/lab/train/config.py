@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from residua.lab.train.recipe import Field as Field
 from residua.lab.train.recipe import Recipe, fields_of
-from residua.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from residua.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,8 @@ class TrainConfig(Recipe):
 
     def model(self, vocab: int) -> ModelConfig:
         """The model's part, for a vocabulary."""
+        from residua.model.config import ModelConfig
+
         shared = {field.name for field in fields(ModelConfig)} & set(config_fields())
         return ModelConfig(vocab=vocab, causal=not self.masked, **{name: getattr(self, name) for name in shared})
 

@@ -37,7 +37,7 @@ class Seen(NamedTuple):
     tensor: Tensor
 
 
-class _Eyes(Observer):
+class Eyes(Observer):
     """Shows every tensor of a forward pass to a function."""
 
     def __init__(self, look: Callable[[Seen], None]) -> None:
@@ -68,7 +68,7 @@ class _Eyes(Observer):
 def watch(model: Transformer, ids: Int[Tensor, "b t"], look: Callable[[Seen], None]) -> None:
     """Run a forward pass, and look at the embedding; at what every site reads before its norm and after it, its output
     and the state it leaves; and at the logits."""
-    with observed(model.stream, _Eyes(look)):
+    with observed(model.stream, Eyes(look)):
         logits = model(ids)
     look(Seen("head", "logits", logits))
 
@@ -89,17 +89,13 @@ def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch
     """Why the loss of an update is not finite: the forward pass again, looking at every tensor. All ranks call it."""
     if broken := explain_parameters(model, step, loss, ranks):
         return broken
-    found: tuple[str, str] | None = None
+    found: Found | None = None
     largest = 0.0
 
     def look(seen: Seen) -> None:
         nonlocal found, largest
         if found is None and not finite(seen.tensor):
-            found = (
-                seen.site,
-                f"the loss is {loss}: first not finite is the {seen.what} of site {seen.site} "
-                f"(the largest number before it was {largest:.3g})",
-            )
+            found = _depth(model, seen.site), seen.site, not_finite(loss, seen.site, seen.what, largest)
         elif found is None:
             largest = max(largest, float(seen.tensor.abs().max()))
 
@@ -107,52 +103,77 @@ def explain_loss(model: Transformer, step: int, loss: float, batches: list[Batch
         if found is None or not ranks.alone:  # the others still need this rank's pieces
             largest = largest if found else 0.0
             watch(model, batch.inputs, look)
-    otherwise = ("head", f"the loss is {loss}: every site is finite, so it is the cross entropy of the logits")
-    return _first(step, found, ranks) or Diverged(step, *otherwise)
+    return first(step, found, ranks) or in_the_loss(step, loss)
+
+
+def not_finite(loss: float, site: str, what: str, largest: float) -> str:
+    """How a tensor of the forward pass is named."""
+    return (
+        f"the loss is {loss}: first not finite is the {what} of site {site} "
+        f"(the largest number before it was {largest:.3g})"
+    )
+
+
+def in_the_loss(step: int, loss: float) -> Diverged:
+    """Of a forward pass in which nothing is wrong."""
+    return Diverged(step, "head", f"the loss is {loss}: every site is finite, so it is the cross entropy of the logits")
 
 
 def explain_parameters(model: nn.Module, step: int, loss: float, ranks: Ranks = ALONE) -> Diverged | None:
     """The first parameter that is not finite, of a model of our own or of any other; None if all are."""
-    found: tuple[str, str] | None = None
+    found: Found | None = None
     for name, parameter in model.named_parameters():
         if not finite(local(parameter)):
             site, said = _where(model, name)
-            found = site, f"the loss is {loss}: parameter {said} is not finite since the last update"
+            message = f"the loss is {loss}: parameter {said} is not finite since the last update"
+            found = _depth(model, site), site, message
             break
-    return _first(step, found, ranks)
+    return first(step, found, ranks)
 
 
 def explain_gradient(model: nn.Module, step: int, norm: float, limit: float, ranks: Ranks = ALONE) -> Diverged:
     """Which gradient exploded: the one nearest the loss that is not finite, or else the largest. All ranks call it."""
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     broken = [name for name, gradient in gradients.items() if not finite(local(gradient))]
-    found: tuple[str, str] | None = None
+    found: Found | None = None
     if broken:
         # the backward pass carries it from there to everything before
-        order = {site.name: site.index for site in model.plan.readers} if isinstance(model, Transformer) else {}
-        depth = {name: order.get(_where(model, name)[0], -1) if order else place for place, name in enumerate(broken)}
-        site, said = _where(model, max(broken, key=depth.__getitem__))
-        found = site, f"the gradient of {said} is not finite, though the loss is"
-    if one := _first(step, found, ranks):
+        known = isinstance(model, Transformer)
+        depth = {name: _depth(model, _where(model, name)[0]) if known else at for at, name in enumerate(broken)}
+        name = max(broken, key=depth.__getitem__)
+        site, said = _where(model, name)
+        found = -depth[name], site, f"the gradient of {said} is not finite, though the loss is"
+    if one := first(step, found, ranks):
         return one
     sizes = {name: float(whole(gradient.norm())) for name, gradient in gradients.items()}
-    name = max(sizes, key=sizes.__getitem__)
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    size, name = max(ranks.tell([sizes.get(largest, 0.0), largest]), key=lambda told: told[0])
     site, said = _where(model, name)
     return Diverged(
         step,
         site,
         f"the gradient exploded: its norm {norm:.3g} is above explode={limit:g}, most of it from {said} "
-        f"(norm {sizes[name]:.3g})",
+        f"(norm {size:.3g})",
     )
 
 
-def _first(step: int, found: tuple[str, str] | None, ranks: Ranks) -> Diverged | None:
-    """What the first rank that found something says, on all ranks."""
-    for rank, each in enumerate(ranks.tell(found)):
-        if each is not None:
-            site, message = each
-            return Diverged(step, site, message if ranks.alone else f"rank {rank}: {message}")
-    return None
+Found = tuple[int, str, str]
+"""Where in the order of a pass something is wrong, the site, and what is said of it."""
+
+
+def first(step: int, found: Found | None, ranks: Ranks) -> Diverged | None:
+    """What comes first of all that ranks found, on all ranks; of two at one place, the lower rank's."""
+    told = [(*each, rank) for rank, each in enumerate(ranks.tell(found)) if each is not None]
+    if not told:
+        return None
+    _, site, message, rank = min(told, key=lambda each: each[0])
+    return Diverged(step, site, message if ranks.alone else f"rank {rank}: {message}")
+
+
+def _depth(model: nn.Module, site: str) -> int:
+    """The place of a site in the order of reading; what belongs to none comes before all."""
+    order = {each.name: each.index for each in model.plan.readers} if isinstance(model, Transformer) else {}
+    return order.get(site, -1)
 
 
 def _where(model: nn.Module, name: str) -> tuple[str, str]:

@@ -19,7 +19,17 @@ import numpy as np
 import torch
 
 from residua.lab.common import locks
-from residua.lab.common.files import Record, Values, read_json, sync_folder, versions, write_json
+from residua.lab.common.expect import read_expected
+from residua.lab.common.files import (
+    Record,
+    Values,
+    contents,
+    differing,
+    read_json,
+    sync_folder,
+    versions,
+    write_json,
+)
 from residua.lab.train.metrics import MetricsFile
 from residua.lab.train.recipe import Recipe
 
@@ -48,7 +58,7 @@ class RunFolder:
             # what a process killed in its first moments may leave is ours
             written = [self.manifest.name, self.config.name, self.tokenizer.name]
             ours = {locks.NAME, *written, *(f".{name}.writing" for name in written)}
-            foreign = sorted({path.name for path in self.path.glob("*")} - ours)
+            foreign = sorted(contents(self.path) - ours)
             if foreign:
                 raise FileExistsError(
                     f"{self.path} is not empty and holds no run ({', '.join(foreign[:3])}); choose another directory"
@@ -56,17 +66,8 @@ class RunFolder:
             return
         if resume == "never":
             raise FileExistsError(f"{self.path} holds a run already; choose another directory or resume=auto")
-        there = read_json(self.config)
-        here = config.to_json()
-        differing = [
-            f"{key} is {there.get(key)!r} there and {here.get(key)!r} here"
-            for key in sorted(there.keys() | here.keys())
-            if there.get(key) != here.get(key)
-        ]
-        if differing:
-            raise FileExistsError(
-                f"{self.path} belongs to another configuration ({'; '.join(differing)}); choose another directory"
-            )
+        if found := differing(read_json(self.config), config.to_json()):
+            raise FileExistsError(f"{self.path} belongs to another configuration ({found}); choose another directory")
 
     def start(
         self, config: Recipe, data: Record, device: torch.device, tokenizer: Record | None, ranks: Record | None = None
@@ -77,7 +78,7 @@ class RunFolder:
         another number of ranks, and the layout that it had before is returned, if it is another.
         """
         if self.manifest.exists():
-            began = read_json(self.manifest)["data"].get("fingerprint")
+            began = read_expected(self.manifest, {"data": dict})["data"].get("fingerprint")
             if began != data.get("fingerprint"):
                 raise ValueError(
                     f"{self.path} was trained on data {began}, but {config.corpus} is {data.get('fingerprint')} now; "
@@ -93,7 +94,21 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
         sync_folder(self.path)
         sync_folder(self.path.absolute().parent)
+        self._note_execution(device)
         return self._relaid(ranks)
+
+    def _note_execution(self, device: torch.device) -> None:
+        """Add what makes the updates from now on to the manifest, unless it is what made them before."""
+        manifest = read_json(self.manifest)
+        now = execution(machine(device))
+        made = manifest.get("execution", [execution(manifest)])
+        if made[-1] != now:
+            write_json(self.manifest, manifest | {"execution": [*made, now]})
+
+    def made_by(self) -> list[str]:
+        """What made the updates: one text, or several of a run that was resumed with other kernels or versions."""
+        manifest = read_json(self.manifest)
+        return list(dict.fromkeys(manifest.get("execution", [execution(manifest)])))
 
     def _relaid(self, ranks: Record | None) -> Record | None:
         """The layout of ranks before this one, if it was another; the manifest then lists both."""
@@ -107,8 +122,19 @@ class RunFolder:
         return laid[-1]
 
 
+def execution(found: Record) -> str:
+    """What a `machine` computes with, as one text: the backend, its kernels, instructions, threads and torch."""
+    kernels = ", ".join(f"{op} {name}" for op, on in found.get("kernels", {}).items() for name in on.values())
+    return (
+        f"backend {found.get('backend')} ({kernels or 'no kernels'}; native {found.get('native', 'unknown')}), "
+        f"{found.get('device')}, {found.get('instructions')}, {found.get('threads')} threads, "
+        f"torch {found.get('versions', {}).get('torch')}"
+    )
+
+
 def machine(device: torch.device) -> Values:
     """Versions and hardware: what a result depends on beside the config and the data."""
+    from residua.native import library
     from residua.ops import _backend
 
     return {
@@ -119,4 +145,5 @@ def machine(device: torch.device) -> Values:
         "threads": torch.get_num_threads(),
         "backend": _backend.choice(),
         "kernels": _backend.kernels(),
+        "native": library.identity() or "none",
     }

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM ask the loop to stop where it can save; a second one does not wait."""
+"""Ctrl-C, SIGTERM and a closed terminal ask the loop to stop where it can save; a second one does not wait."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from residua.lab.train.ranks import Agreed
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""What asks a process to end: Ctrl-C, a system that shuts down, a terminal that was closed."""
 
 
 class Interrupted(Agreed):
@@ -27,9 +30,12 @@ class Interrupted(Agreed):
 
 
 class Interrupts:
-    """Inside a `with`, the two signals set `caught`. Outside the main thread signals cannot be had: nothing is set."""
+    """Inside a `with`, the signals set `caught`. Outside the main thread signals cannot be had: nothing is set.
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM)
+    One that the process was told to ignore, as `nohup` does with SIGHUP, stays ignored.
+    """
+
+    NUMBERS = ENDING
 
     def __init__(self) -> None:
         self.caught: int | None = None
@@ -37,7 +43,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._catch) for number in self.NUMBERS}
+            heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._catch) for number in heard}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,15 +20,12 @@ from residua.lab.train.checkpoint import Checkpoint, CheckpointError
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.meter import Meter
 from residua.lab.train.optim import Optimizers
-from residua.lab.train.placement import Placement
 from residua.lab.train.ranks import ALONE, Ranks
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, random_states, set_random_states
 from residua.lab.train.sampler import Batch, Batches, Sampler, Tokens, crcs, joined_checksum
 from residua.lab.train.schedule import factor
 from residua.lab.train.subject import OwnModel, Subject, autocast
-from residua.model import token_loss
-from residua.model.objective import IGNORED
 
 
 class Trainer:
@@ -49,9 +47,9 @@ class Trainer:
         if subject is None:
             if not isinstance(config, TrainConfig):
                 raise TypeError(f"a {type(config).__name__} describes no model; hand its subject to the trainer")
-            subject = OwnModel(config, self.sampler.vocab, self.device, ranks)
+            subject = own_model(config, self.sampler.vocab, self.device, ranks)
         self.subject, self.model = subject, subject.model
-        self.placement = Placement(config, self.model, ranks)
+        self.placement = subject.place(config)
         self.optimizers = Optimizers(config, self.model, subject.groups(), fused=subject.fused)
         self.meter = Meter(self.device)
         self.step = 0
@@ -109,10 +107,9 @@ class Trainer:
         config = self.config
         nats, counted, seen, shown = 0.0, 0, Values(), list[Batch]()
         self.model.eval()
-        for batch in (self._share(batch).to(self.device) for batch in self.sampler.validation()):
+        for batch in (share.to(self.device) for share in self.placement.shares(self.sampler.validation())):
             with autocast(config, self.device):
-                logits = self.subject.logits(batch.inputs, self.model)
-                loss = float(token_loss(logits, batch.targets))
+                loss, logits = self.placement.evaluate(self.subject.logits, batch)
                 if not math.isfinite(loss) and self.ranks.alone:
                     raise self.subject.explain_loss(self.step, loss, [batch])
                 if not shown:
@@ -177,17 +174,10 @@ class Trainer:
 
         A rank of several does not know yet how many positions count in all, and divides by all that there are.
         """
-        counts, copies = [batch.counted for batch in batches], self.placement.copies
-        positions = max(1, sum(counts)) if self.ranks.alone else self.config.tokens_per_step
-        loss = 0.0
-        for turn, (batch, count) in enumerate(zip(batches, counts, strict=True)):
-            with self.placement.turn(last=turn == len(batches) - 1):
-                with autocast(self.config, self.device):
-                    logits = self.subject.logits(batch.inputs, self.placement.forward)
-                part = token_loss(logits, batch.targets) * (count / positions)
-                (part if copies == 1 else part * copies).backward()
-            loss += float(part.detach())
-        return loss, sum(counts)
+        counted = sum(batch.counted for batch in batches)
+        positions = max(1, counted) if self.ranks.alone else self.config.tokens_per_step
+        around = partial(autocast, self.config, self.device)
+        return self.placement.backward(self.subject.logits, batches, positions, around), counted
 
     def _agreed(self, said: list[list[float]], sizes: list[int]) -> tuple[float, str]:
         """The loss of the whole update and the checksum of its rows, from what all ranks said; its gradients."""
@@ -197,19 +187,18 @@ class Trainer:
         self.placement.gradients_ready(scale)
         return loss * scale, joined_checksum(shares, sizes)
 
-    def _share(self, batch: Batch) -> Batch:
-        """This rank's rows of a batch. A rank without any runs along with a row that does not count."""
-        if self.ranks.alone:
-            return batch
-        copies, mine = self.placement.copies, self.ranks.copy
-        rows = slice(len(batch.inputs) * mine // copies, len(batch.inputs) * (mine + 1) // copies)
-        if rows.start == rows.stop:
-            return Batch(batch.inputs[:1], torch.full_like(batch.targets[:1], IGNORED))
-        return Batch(batch.inputs[rows], batch.targets[rows])
-
     def _where(self) -> Values:
         tokens = self.step * self.config.tokens_per_step
         return {"step": self.step, "tokens": tokens, "passes": self.sampler.passes(tokens)}
+
+
+def own_model(config: TrainConfig, vocab: int, device: torch.device, ranks: Ranks) -> OwnModel:
+    """The model that a config describes, or what this rank has of it."""
+    if ranks.parallel.pp > 1:
+        from residua.lab.train.piped import PipedModel  # whose engines take seconds to load
+
+        return PipedModel(config, vocab, device, ranks)
+    return OwnModel(config, vocab, device, ranks)
 
 
 def loss_numbers(loss: float, tokens_per_byte: float) -> dict[str, float]:

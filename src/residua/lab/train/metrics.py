@@ -47,9 +47,13 @@ class MetricsFile:
 def read_metrics(path: Path) -> Iterator[Values]:
     """The lines of a `metrics.jsonl`; an unfinished last one is left out."""
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield json.loads(line)
+                try:
+                    found = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}, line {number} is not JSON: {error}") from None
+                yield found
 
 
 def _step(line: bytes) -> float:

@@ -1,12 +1,13 @@
-"""How a model lies on the ranks of a run: whole, in copies (DDP), in pieces (FSDP2), or split (tensor parallel).
+"""How a model lies on the ranks of a run: whole, in copies (DDP), in pieces (FSDP2), or split (tensor parallel); stages
+of a pipeline are in `residua.lab.train.piped`.
 
-The loop sees one model. `forward` is what it calls, `backward` runs one of several backward passes of an update, and
+The loop sees one model. `backward` runs the passes of an update, `evaluate` one without gradients, and
 `gradients_ready` makes the gradients those of the whole batch, whatever lies where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,8 +16,13 @@ from torch import Tensor, nn
 
 from residua.lab.train.ranks import Ranks
 from residua.lab.train.recipe import Recipe
-from residua.model import ModelConfig, Transformer
+from residua.lab.train.sampler import Batch
+from residua.model import ModelConfig, Transformer, token_loss
+from residua.model.objective import IGNORED
 from residua.runner import Execution
+
+Logits = Callable[[Tensor, Any], Tensor]
+"""Of token ids, by a model or what stands for it."""
 
 
 def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, device: torch.device) -> Transformer:
@@ -34,12 +40,13 @@ def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, dev
     made.execution = execution
     if ranks.parallel.tp > 1:
         split(made, ranks.mesh["tp"])
-    else:
+    if ranks.parallel.fsdp > 1:
         # under autocast a matrix is multiplied in bfloat16: it may as well travel so
         dtype = None if execution.dtype is None else torch.bfloat16
         copies = ranks.parallel.dp > 1
-        shard(made, ranks.mesh["dp", "fsdp"] if copies else ranks.mesh["fsdp"], dtype=dtype)
-    return materialise(made, seed, device)
+        mesh = ranks.mesh["dp", "fsdp"] if copies else ranks.mesh["fsdp"]
+        shard(made, mesh, dtype=dtype, offload=ranks.offload)
+    return materialise(made, seed, "cpu" if ranks.offload else device)
 
 
 class Placement:
@@ -60,6 +67,45 @@ class Placement:
         """Of the model, with rows of their own: gradients come out as the mean over them."""
         return self.parallel.copies
 
+    def backward(
+        self,
+        logits: Logits,
+        batches: Sequence[Batch],
+        positions: int,
+        around: Callable[[], AbstractContextManager[object]],
+    ) -> float:
+        """Gradients of the sum of the losses of all batches over `positions`; this rank's part of that sum.
+
+        around: makes the context of a forward pass.
+        """
+        loss, copies = 0.0, self.copies
+        for turn, batch in enumerate(batches):
+            with self.turn(last=turn == len(batches) - 1):
+                with around():
+                    out = logits(batch.inputs, self.forward)
+                part = token_loss(out, batch.targets) * (batch.counted / positions)
+                (part if copies == 1 else part * copies).backward()
+            loss += float(part.detach())
+        return loss
+
+    def evaluate(self, logits: Logits, batch: Batch) -> tuple[float, Tensor]:
+        """The mean loss of this rank's rows, and their logits where they are here, without gradients."""
+        out = logits(batch.inputs, self.model)
+        return float(token_loss(out, batch.targets)), out
+
+    def shares(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """This rank's rows of every batch. A rank without any runs along with a row that does not count."""
+        for batch in batches:
+            rows = self.rows_of(len(batch.inputs))
+            if rows.start == rows.stop:
+                yield Batch(batch.inputs[:1], torch.full_like(batch.targets[:1], IGNORED))
+            else:
+                yield batch if self.copies == 1 else Batch(batch.inputs[rows], batch.targets[rows])
+
+    def rows_of(self, count: int) -> slice:
+        """Those of `count` rows that this rank's copy of the model takes."""
+        return slice(count * self.ranks.copy // self.copies, count * (self.ranks.copy + 1) // self.copies)
+
     def turn(self, last: bool) -> AbstractContextManager[Any]:
         """Around one of the forward and backward passes of an update: ranks exchange gradients in the last."""
         if self.parallel.fsdp > 1:
@@ -73,7 +119,7 @@ class Placement:
         if self.parallel.tp > 1:
             from residua.scale.split import settle
 
-            settle(self.model, self.ranks.mesh["tp"], self.ranks.mesh["dp"])
+            settle(self.model, self.ranks.mesh["tp"], None if self.parallel.fsdp > 1 else self.ranks.mesh["dp"])
         if scale != 1.0:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
@@ -128,7 +174,8 @@ def _by_block(model: nn.Module) -> nn.Module:
     """Compile every block by itself: what lies between them are the exchanges of FSDP."""
     blocks: Any = model.blocks
     dynamo: Any = torch._dynamo
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 2 * len(blocks))  # each has sites of its own
+    # each has sites of its own, with and without gradients, and a last batch of fewer rows
+    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, 4 * len(blocks))
     for block in blocks:
         block.compile()
     return model

@@ -20,15 +20,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from residua.lab.common.files import Record, Values, json_digest, versions
-from residua.scale.layout import Parallel
+from residua.scale.layout import Parallel, Pipes
 
 PATIENCE = 5.0
 """Seconds in which a rank that waits for a failed one may still leave by itself."""
+Row = TypeVar("Row")
 ARRIVAL = timedelta(minutes=10)
 """In which all ranks must have said what they are about to run."""
 
@@ -49,6 +50,10 @@ class Ranks:
     parallel: Parallel = field(default_factory=Parallel)
     why: str = ""
     """Of a layout that was chosen for the user."""
+    pipes: Pipes = field(default_factory=Pipes)
+    """Of the stages, where there are several."""
+    offload: bool = False
+    """Whether pieces, their gradients and moments lie in the memory of the host."""
     mesh: Any = None
     """Of `Parallel.mesh`; None in a run of one process."""
     caught: Callable[[], int | None] = lambda: None
@@ -71,6 +76,12 @@ class Ranks:
         """Processes in all."""
         return self.parallel.ranks
 
+    def laid(self) -> Values:
+        """How the processes are laid out, in plain values."""
+        stages = {"pipeline": str(self.pipes)} if self.parallel.pp > 1 else {}
+        host = {"offload": True} if self.offload else {}
+        return {"processes": self.size, "parallel": str(self.parallel), **stages, **host}
+
     @property
     def copy(self) -> int:
         """Which share of every batch is this rank's."""
@@ -90,9 +101,10 @@ class Ranks:
         dist.all_gather(every, mine)
         return torch.stack(every)
 
-    def copies(self, rows: list[list[float]]) -> list[list[float]]:
-        """Of what all ranks said, one row for every share of the batch: ranks that split a copy say the same."""
-        return [row for rank, row in enumerate(rows) if rank % self.parallel.tp == 0]
+    def copies(self, rows: list[Row]) -> list[Row]:
+        """Of what all ranks said, one row for every share of the batch: ranks that share a copy say the same."""
+        layout = self.parallel
+        return rows[: layout.copies * layout.tp : layout.tp]  # the first stage's: `pp` is the outermost axis
 
     def tell(self, value: Any) -> list[Any]:
         """Plain values of all ranks, in order."""
@@ -155,7 +167,7 @@ def joined(layout: Callable[[int], tuple[Parallel, str]], device: torch.device) 
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=ARRIVAL)
-        yield Ranks(rank, parallel, why, parallel.mesh(device.type))
+        yield Ranks(rank, parallel, why, mesh=parallel.mesh(device.type))
     except BaseException as error:
         failed = _failure(store, rank, error)
         # one that all ranks agreed on is every rank's own
@@ -166,6 +178,15 @@ def joined(layout: Callable[[int], tuple[Parallel, str]], device: torch.device) 
         over.set()
         with suppress(Exception):  # a group that is broken already
             dist.destroy_process_group()
+        _forget_meshes()
+
+
+def _forget_meshes() -> None:
+    """After the groups of a run are gone: torch 2.13 takes up what it planned for tensors on an equal mesh, and in the
+    next run of these processes would send to groups that have the old one's names."""
+    if "torch.distributed.tensor" in sys.modules:
+        debug: Any = importlib.import_module("torch.distributed.tensor.debug")
+        getattr(debug, "_clear_sharding_prop_cache", lambda: None)()
 
 
 @contextmanager
@@ -232,11 +253,11 @@ def _watch(over: threading.Event) -> None:
                 return
 
 
-def identity(config: Record, parallel: Parallel) -> Values:
+def identity(config: Record, ranks: Ranks) -> Values:
     """What must be the same on all ranks before anything starts."""
     return {
         "config": json_digest(dict(config))[:16],
-        "parallel": str(parallel),
+        **ranks.laid(),
         "source": _source_digest(),
         **versions(),
     }

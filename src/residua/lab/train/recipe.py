@@ -42,7 +42,7 @@ class Field(NamedTuple):
 class Recipe:
     """Data and updates. Two runs of one recipe on one model are the same run."""
 
-    corpus: Annotated[str, "pydoc, pycode, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
+    corpus: Annotated[str, "pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."] = "pydoc"
     tokenizer: Annotated[str, "bytes, bpe:VOCAB or hf:DIR."] = "bytes"
 
     steps: Annotated[int, "Training steps."] = 500
@@ -93,6 +93,10 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and value > most:
+                raise ValueError(f"{name} must be at most {most:,}, not {value:,}")
         for name in ("lr", "residual_lr", "explode"):
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
@@ -126,7 +130,7 @@ class Recipe:
     @property
     def digest(self) -> str:
         """A short name of everything here: equal configs have equal digests."""
-        return json_digest(self.to_json())[:16]
+        return digest_of(self.to_json())
 
     def to_json(self) -> Values:
         """Plain values."""
@@ -137,14 +141,30 @@ class Recipe:
         """The inverse; an unknown field is an error that names it."""
         unknown = set(values) - set(fields_of(cls))
         if unknown:
-            raise ValueError(f"unknown training fields: {', '.join(sorted(unknown))}")
+            raise ValueError(f"unknown training fields: {', '.join(sorted(map(str, unknown)))}")
         return cls(**values)
+
+
+LATER: Record = {}
+"""Fields that came after runs were first kept as records, with their defaults: at these they are no part of the digest,
+so that a record of before is still that of the same run."""
+
+
+def digest_of(settings: Record) -> str:
+    """The digest of a config, from its plain values."""
+    return json_digest({key: value for key, value in settings.items() if key not in LATER or value != LATER[key]})[:16]
 
 
 _LEAST: Mapping[str, float] = {
     "steps": 1, "batch": 1, "context": 2, "accumulate": 1, "log_every": 1, "eval_every": 1, "eval_windows": 0,
     "save_every": 1, "keep": 2, "threads": 1, "seed": 0, "weight_decay": 0, "clip": 0,
 }  # fmt: skip
+
+
+_MOST: Mapping[str, int] = {
+    "steps": 10**9, "batch": 1 << 20, "context": 1 << 24, "accumulate": 1 << 20, "threads": 1024, "keep": 10**6,
+}  # fmt: skip
+"""Beyond these a number is a slip of the hand: no machine has so many threads, and torch ends the process for it."""
 
 
 _known: dict[type[Recipe], dict[str, Field]] = {}

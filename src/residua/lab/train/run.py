@@ -3,60 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from residua.lab.common.files import Listener, Record, Values, read_json, write_json
+from residua.lab.common.files import Listener, Record, read_json, write_json
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.config import TrainConfig
+from residua.lab.train.fits import check_fits
 from residua.lab.train.folder import Resume, RunFolder
 from residua.lab.train.interrupt import Interrupted, Interrupts
 from residua.lab.train.loop import Trainer
 from residua.lab.train.ranks import ALONE, Ranks, identity, joined, launched
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of, memory_of, reproducible
+from residua.lab.train.result import Result as Result
 from residua.lab.train.sampler import Tokens
 from residua.lab.train.sinks import make_sinks
 from residua.lab.train.subject import Subject
 from residua.model import ModelConfig, Transformer
-from residua.scale.layout import Parallel, choose
+from residua.scale.layout import Parallel, Pipes, choose
 
 if TYPE_CHECKING:
     from residua.lab.train.sharded import Saver
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What came out. Everything but `time` is the same for every run of the config on one machine."""
-
-    design: str
-    config: str
-    """The config's digest."""
-    fingerprint: str
-    """Of the data."""
-    parameters: int
-    stream_parameters: int
-    """Those of the residual design."""
-    steps: int
-    tokens: int
-    passes: float
-    """How often the tokens seen are the training split."""
-    loss: float
-    """Nats per token of the validation set, as are the next two."""
-    perplexity: float
-    bits_per_byte: float
-    checkpoint: str
-    """The last one, below the run directory."""
-    time: Mapping[str, float]
-    """Seconds and processor seconds of all updates, tokens per second over them, bytes of memory at the peak."""
-
-    def to_json(self) -> Values:
-        """Plain values."""
-        return asdict(self)
+ONE_PROCESS = (
+    "a Hugging Face model is fine-tuned on one process here: start it without torchrun and --parallel, or use "
+    "transformers' Trainer under torchrun, which takes converted models as they are (docs/scale.md)"
+)
+"""Why what is no model of our own is refused on several ranks."""
 
 
 def train(
@@ -69,6 +47,8 @@ def train(
     track: Sequence[str] = (),
     on_event: Listener | None = None,
     parallel: str | None = None,
+    pipes: Pipes | None = None,
+    offload: bool = False,
 ) -> Result:
     """Train in directory `out`, or go on from what is there; the result, at once if it is there already.
 
@@ -80,6 +60,8 @@ def train(
               valid, saved, done) and a `step`. Of several ranks, on rank 0 alone.
     parallel: of a run that `torchrun` started, how its processes share the work: `dp=2,fsdp=4`, or `auto`. The network,
               its start and the batches are the same whatever it says; the last bits of sums are not.
+    pipes:    of `pp` in it, the schedule, the micro-batches of a step and the stages on a rank.
+    offload:  of `fsdp` in it: pieces, their gradients and what the optimizer remembers stay in the host's memory.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
@@ -90,13 +72,17 @@ def train(
         return _train(config, out, tokens, subject, resume, track, on_event if ranks.first else None, ranks)
 
     if launched() == 1 and parallel is None:
+        pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     if not isinstance(config, TrainConfig) or subject is not None:
-        raise ValueError("only models of our own train on several ranks here; start this one without torchrun")
-    return _together(config, parallel, on)
+        raise ValueError(ONE_PROCESS)
+    return _together(config, parallel, pipes, offload, on)
 
 
-def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], Result]) -> Result:
+def _together(
+    config: TrainConfig, parallel: str | None, pipes: Pipes | None, offload: bool, on: Callable[[Ranks], Result]
+) -> Result:
     """A run on the ranks that `torchrun` started, or on one process with a layout of one."""
     if parallel is None:
         raise ValueError(
@@ -105,14 +91,19 @@ def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], R
         )
     device = device_of(config)
 
+    settled: list[Pipes] = []
+
     def layout(size: int) -> tuple[Parallel, str]:
         if parallel == "auto":
-            return choose(config.model(2), size, memory_of(device, size), rows=config.batch, context=config.context)
-        asked = Parallel.parse(parallel)
-        asked.check(config.model(2), size, batch=config.batch, context=config.context)
-        if asked.pp > 1:
-            raise ValueError(f"parallel {asked}: residua train has no pipelines; use residua.scale.pipeline")
-        return asked, ""
+            found, why = choose(
+                config.model(2), size, memory_of(device, size), rows=config.batch, context=config.context
+            )
+        else:
+            found, why = Parallel.parse(parallel), ""
+            found.check(config.model(2), size, batch=config.batch, context=config.context)
+        settled.append(pipes_of(config, found, pipes))
+        _check_offload(found, offload)
+        return found, why
 
     if launched() == 1:
         if parallel != "auto" and Parallel.parse(parallel).ranks > 1:
@@ -121,10 +112,31 @@ def _together(config: TrainConfig, parallel: str | None, on: Callable[[Ranks], R
                 f"parallel {parallel} takes {count} processes; start them with torchrun --nproc-per-node {count} "
                 "-m residua train ..."
             )
+        pipes_of(config, Parallel(), pipes)
+        _check_offload(Parallel(), offload)
         return on(ALONE)
     with joined(layout, device) as ranks:
-        ranks.check_same(identity(config.to_json(), ranks.parallel))
+        (ranks.pipes,), ranks.offload = settled, offload
+        ranks.check_same(identity(config.to_json(), ranks))
         return on(ranks)
+
+
+def _check_offload(parallel: Parallel, offload: bool) -> None:
+    if offload and (parallel.fsdp == 1 or parallel.pp > 1):
+        raise ValueError(f"parallel {parallel}: offload keeps the pieces of fsdp on the host, and goes with no stages")
+
+
+def pipes_of(config: Recipe, parallel: Parallel, pipes: Pipes | None) -> Pipes:
+    """How a step of this run goes through the stages of a layout: all that is in it, on one copy, in one go."""
+    if parallel.pp == 1:
+        if pipes is not None:
+            raise ValueError(f"parallel {parallel} has no stages: a pipeline's schedule and micro-batches need pp=N")
+        return Pipes()
+    from residua.scale.schedules import settled
+
+    assert isinstance(config, TrainConfig)  # only models of our own have stages
+    rows = config.batch * config.accumulate // parallel.copies
+    return settled(config.model(2), parallel.pp, pipes or Pipes(), rows)
 
 
 def _train(
@@ -137,10 +149,18 @@ def _train(
     on_event: Listener | None,
     ranks: Ranks,
 ) -> Result:
+    if not str(out):
+        raise ValueError("out is empty: give the directory of the run, such as runs/a")
     folder, listen = RunFolder(Path(out)), on_event or (lambda event: None)
     folder.check(config, resume)
     if ranks.from_first(folder.result.exists):
-        return _finished(folder, listen)
+        return _finished(folder, config, listen)
+    if ranks.alone and isinstance(config, TrainConfig) and subject is None:
+        if tokens is None:
+            from residua.lab.data import check_data
+
+            check_data(config.corpus, config.tokenizer)
+        check_fits(config)
     if ranks.why:
         listen({"kind": "data", "step": 0, "text": ranks.why})
     if tokens is None:
@@ -162,13 +182,13 @@ def _train(
             stack.enter_context(locked(folder.path))
             folder.check(config, resume)  # again, now that nobody else can write
         if ranks.from_first(folder.result.exists):
-            return _finished(folder, listen)
+            return _finished(folder, config, listen)
         tokenizer = getattr(tokens, "tokenizer", None)  # ids made elsewhere may come without one
         before: Record | None = None
         if ranks.first:
             before = folder.start(
                 config, tokens.manifest, trainer.device, None if tokenizer is None else json.loads(tokenizer.dump()),
-                None if ranks.alone else {"processes": ranks.size, "parallel": str(ranks.parallel)},
+                None if ranks.alone else ranks.laid(),
             )  # fmt: skip
         ranks.from_first(lambda: True)  # the folder is there
 
@@ -182,17 +202,27 @@ def _train(
         return run.finish()
 
 
-def _finished(folder: RunFolder, listen: Listener) -> Result:
-    result = Result(**read_json(folder.result))
+def _finished(folder: RunFolder, config: Recipe, listen: Listener) -> Result:
+    result = Result.from_json(read_json(folder.result), folder.result)
+    if result.config != config.digest:
+        raise ValueError(
+            f"{folder.result} is the result of another configuration ({result.config}, not {config.digest}); move it "
+            "away, or give another directory"
+        )
     listen({"kind": "done", "step": result.steps, **result.to_json()})
     return result
 
 
 def load_model(out: Path | str) -> Transformer:
     """The model of a run, as its newest whole checkpoint has it."""
-    found, _ = checkpoints.newest(RunFolder(Path(out)).checkpoints)
+    folder = RunFolder(Path(out))
+    found, _ = checkpoints.newest(folder.checkpoints)
     if found is None:
         raise FileNotFoundError(f"{out} holds no checkpoint; train there first")
+    if folder.config.is_file():
+        checkpoints.check_belongs(
+            folder.checkpoints / checkpoints.name(found.step), found.info, read_json(folder.config)
+        )
     model = Transformer(ModelConfig.from_json(found.info["model"]), trained=True)
     model.load_state_dict(found.tensors["model"])
     return model.eval()
@@ -246,7 +276,7 @@ class _Run:
     def _begin(self) -> None:
         """Take up the newest checkpoint, or validate the untrained model."""
         damaged, found = self._take_up()
-        sizes = self.trainer.optimizers.sizes
+        sizes = self.trainer.subject.sizes()
         layout = {} if self.ranks.alone else {"ranks": self.ranks.size, "parallel": str(self.ranks.parallel)}
         self.tell(
             {
@@ -263,8 +293,11 @@ class _Run:
             }
         )
         if self.before is not None and found:
-            now = {"processes": self.ranks.size, "parallel": str(self.ranks.parallel)}
+            now = self.ranks.laid()
             self.tell({"kind": "relaid", "step": self.trainer.step, "before": dict(self.before), "now": now})
+        if found and self.ranks.first and len(made := self.folder.made_by()) > 1:
+            text = f"resumed with {made[-1]}; it began with {made[0]}"
+            self.tell({"kind": "data", "step": self.trainer.step, "text": text})
         for path, reason in damaged.items():
             self.tell({"kind": "damaged", "step": self.trainer.step, "checkpoint": path.name, "reason": reason})
         if not found:
@@ -278,6 +311,7 @@ class _Run:
         if self.ranks.alone:
             found, damaged = checkpoints.newest(folder)
             if found is not None:
+                self._check_belongs(folder / checkpoints.name(found.step), found.info)
                 trainer.restore(found)
                 self.saved = found.step
         else:
@@ -285,6 +319,7 @@ class _Run:
 
             path, damaged = sharded.newest(folder, self.ranks)
             if path is not None:
+                self._check_belongs(path, checkpoints.read_state(path)["info"])
                 if self.ranks.parallel.sharded:
                     trainer.restore_pieces(path)
                 else:
@@ -295,6 +330,9 @@ class _Run:
             checkpoints.set_aside(damaged)
             self.folder.metrics.cut(-1 if self.saved is None else self.saved)
         return damaged, self.saved is not None
+
+    def _check_belongs(self, path: Path, info: Record) -> None:
+        checkpoints.check_belongs(path, info, self.config.to_json())
 
     def _stop_if_asked(self, interrupts: Interrupts) -> None:
         """Save and leave, if a signal came, to any rank, and there is more to do."""
@@ -336,7 +374,7 @@ class _Run:
 
     def _result(self) -> Result:
         trainer, config = self.trainer, self.config
-        valid, sizes, meter = trainer.valid, trainer.optimizers.sizes, trainer.meter
+        valid, sizes, meter = trainer.valid, trainer.subject.sizes(), trainer.meter
         return Result(
             design=trainer.subject.design,
             config=config.digest,
@@ -352,4 +390,5 @@ class _Run:
                 "tokens_per_second": valid["tokens"] / meter.seconds if meter.seconds else 0.0,
                 "peak_memory": meter.peak_memory(),
             },
+            execution=self.folder.made_by() if self.ranks.first else (),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -18,13 +17,14 @@ from torch import Tensor, nn
 from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.diverge import Diverged, Seen, explain_gradient, explain_loss, watch
-from residua.lab.train.optim import group_of
-from residua.lab.train.placement import place
+from residua.lab.train.optim import GROUPS, group_of
+from residua.lab.train.placement import Placement, place
+from residua.lab.train.precision import autocast as autocast
+from residua.lab.train.precision import execution as execution
 from residua.lab.train.ranks import ALONE, Ranks
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.sampler import Batch
 from residua.model import Transformer
-from residua.runner import Execution
 
 
 class Subject(ABC):
@@ -45,6 +45,14 @@ class Subject(ABC):
     @abstractmethod
     def groups(self) -> Mapping[str, str]:
         """The optimizer group of every parameter that learns, by its name."""
+
+    def place(self, config: Recipe) -> Placement:
+        """How the loop runs the model on its ranks."""
+        return Placement(config, self.model, self.ranks)
+
+    def sizes(self) -> dict[str, int]:
+        """Parameters of the whole model in each optimizer group."""
+        return sizes_of(self.model, self.groups())
 
     @abstractmethod
     def describe(self) -> Values:
@@ -94,6 +102,15 @@ class OwnModel(Subject):
         return explain_loss(self.model, step, loss, batches, self.ranks)
 
 
+def sizes_of(model: nn.Module, belongs: Mapping[str, str]) -> dict[str, int]:
+    """Parameters that learn in each optimizer group."""
+    found = dict.fromkeys(GROUPS, 0)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found[belongs[name]] += parameter.numel()
+    return found
+
+
 def stream_rms(model: Transformer, ids: Int[Tensor, "b t"], ranks: Ranks = ALONE, rows: int = 1) -> dict[str, float]:
     """RMS of what every site reads, before its norm, in reading order; of the first lane where there are several.
 
@@ -112,22 +129,3 @@ def stream_rms(model: Transformer, ids: Int[Tensor, "b t"], ranks: Ranks = ALONE
     weights = every[:, :1]
     squares = (weights * every[:, 1:]).sum(0) / weights.sum()
     return dict(zip(found, squares.sqrt().tolist(), strict=True))
-
-
-def autocast(config: Recipe, device: torch.device) -> AbstractContextManager[object]:
-    """The context of every forward pass: with dtype=bfloat16, sublayers compute in it."""
-    if config.dtype == "float32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
-
-
-def execution(config: TrainConfig) -> Execution:
-    """How the stream runs: its state in the type the config names, from `open` to the head.
-
-    Under autocast alone it would be whatever the sums promote to: float32 in one design, bfloat16 in another, both in
-    a third. Here the state between sites is one type, by construction: bfloat16, or float32 with `fp32_stream`, which
-    also keeps the design's own reads and writes out of autocast.
-    """
-    if config.dtype == "float32":
-        return Execution()
-    return Execution(torch.float32 if config.fp32_stream else torch.bfloat16, autocast=not config.fp32_stream)

@@ -1,10 +1,10 @@
 // Line charts: drawn as wide as their place, read by mouse, touch or arrow keys.
 
-function ticks(low, high, count) {
+function ticks(low, high, count, whole) {
   if (!(high > low)) return [low];
-  const raw = (high - low) / count;
+  const raw = Math.max((high - low) / count, whole ? 1 : 0);
   const decade = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((size) => size * decade).find((size) => size >= raw);
+  const step = (whole ? [1, 2, 5, 10] : [1, 2, 2.5, 5, 10]).map((size) => size * decade).find((size) => size >= raw);
   const found = [];
   for (let place = Math.ceil(low / step - 1e-9); place <= high / step + 1e-9; place += 1) found.push(place * step);
   return found;
@@ -22,7 +22,7 @@ function scale(low, high, start, end, log) {
   return (value) => start + ((bend(value) - bend(low)) / span) * (end - start);
 }
 
-// options() gives {title, xTitle, lines: [{series, xs, ys, low, high}], share, log, shaded, references, dots, xText}.
+// options() gives {title, xTitle, lines: [{series, xs, ys, low, high}], share, log, shaded, references, dots, whole, xText}.
 function lineChart(options) {
   const node = el("figure", {});
   const edge = { left: 54, right: 12, top: 26, bottom: 38 };
@@ -36,7 +36,7 @@ function lineChart(options) {
     const height = wanted.height || 250;
     const svg = draw("svg", { class: "figure", viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0,
       role: "img", "aria-label": `${wanted.title}. Arrow keys read the values.` });
-    svg.append(draw("text", { class: "title", x: edge.left, y: 15 }, wanted.title));
+    const title = svg.appendChild(draw("text", { class: "title", x: edge.left, y: 15 }, wanted.title));
     node.replaceChildren(svg);
     view = null;
     if (!lines.length) {
@@ -50,6 +50,7 @@ function lineChart(options) {
     let high = Math.max(...ys, ...references.map(([value]) => value));
     const wide = low > 0 && high > 8 * low;
     const log = !wanted.share && low > 0 && (wanted.log === undefined ? wide : wanted.log);
+    if (log) title.textContent += " (log scale)";
     if (wanted.share) [low, high] = [0, 1];
     else if (!log && low > 0 && low < 0.5 * high) low = 0;
     else if (!log) [low, high] = [low - 0.06 * (high - low || 1), high + 0.06 * (high - low || 1)];
@@ -65,7 +66,7 @@ function lineChart(options) {
       svg.append(
         draw("path", { class: "grid", d: `M${edge.left} ${up(tick)}H${width - edge.right}` }),
         draw("text", { class: "tick end", x: edge.left - 6, y: up(tick) + 4 }, shortText(tick)));
-    for (const tick of ticks(xs[0], last, width > 500 ? 8 : 5))
+    for (const tick of ticks(xs[0], last, width > 500 ? 8 : 5, wanted.whole))
       svg.append(draw("text", { class: "tick middle", x: across(tick), y: height - edge.bottom + 16 },
         shortText(tick)));
     svg.append(draw("text", { class: "tick end", x: width - edge.right, y: height - 4 }, wanted.xTitle));

@@ -19,6 +19,21 @@ const draw = (tag, properties = {}, ...children) =>
 const known = (value) => value !== null && value !== undefined;
 const weightText = (value) => (known(value) ? value.toFixed(3) : "cannot be read");
 const numberText = (value) => (known(value) ? String(Number(value.toPrecision(5))) : "-");
+const signedText = (value) => `${value > 0 ? "+" : ""}${value.toFixed(4)}`;
+const largestOf = (cells) => Math.max(1e-12, ...cells.flat().filter(known).map(Math.abs));
+
+// [site][source] of the cells of the sites, one after the other; null where a site cannot read a source.
+function gridOf(each, cells) {
+  let place = 0;
+  return each.reads.map((reads) => {
+    const row = Array(each.sources.length).fill(null);
+    for (const source of reads) {
+      row[source] = cells[place];
+      place += 1;
+    }
+    return row;
+  });
+}
 function shortText(value) {
   for (const [size, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]])
     if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(6))}${letter}`;
@@ -48,7 +63,12 @@ function shade(value, largest, signed) {
   const before = Math.min(Math.floor(place), list.length - 2);
   return list[before].map((left, part) => Math.round(left + (list[before + 1][part] - left) * (place - before)));
 }
-const isDark = ([red, green, blue]) => 0.299 * red + 0.587 * green + 0.114 * blue < 140;
+// Whether white reads better than black: where their contrasts are equal, both are 4.58 to 1.
+function isDark(colour) {
+  const [red, green, blue] = colour.map((part) => (part <= 10 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05;
+  return 1.05 / light > light / 0.05;
+}
 
 // A canvas cannot use the page's variables: a probe resolves them for the theme in use.
 const probe = document.body.appendChild(el("span", { hidden: true }));

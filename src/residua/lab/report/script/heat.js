@@ -1,7 +1,8 @@
 // Heat maps on a canvas: 100 sites by 200 sources are 20,000 cells, too many for elements and nothing for pixels.
 
 const LARGEST_CELL = 46;
-const SMALLEST_CELL = 4;
+// A finger needs room: maps that can be scrolled have it, and only maps of hundreds of columns are dense.
+const smallestCell = (columns) => (columns <= 48 ? 18 : columns <= 120 ? 9 : 4);
 
 // Colours by level, as the bytes of a pixel: looked up for every cell, worked out once.
 const LEVELS = 1024;
@@ -39,8 +40,8 @@ function heatMap(options) {
     const left = Math.ceil(longest(wanted.rows)) + 10;
     const top = Math.ceil(longest(wanted.columns) * 0.87) + 14;
     const over = 26;  // the last slanted label leans out to the right
-    const wide = Math.max(SMALLEST_CELL, Math.min(LARGEST_CELL, (room - left - over) / wanted.columns.length));
-    const high = Math.max(SMALLEST_CELL, Math.min(24, wide, 620 / wanted.rows.length), Math.min(14, 520 / wanted.rows.length));
+    const wide = Math.max(smallestCell(wanted.columns.length), Math.min(LARGEST_CELL, (room - left - over) / wanted.columns.length));
+    const high = Math.max(smallestCell(wanted.rows.length), Math.min(24, wide, 620 / wanted.rows.length), Math.min(14, 520 / wanted.rows.length));
     return { wanted, left, top, wide, high,
       width: Math.ceil(left + wide * wanted.columns.length + over), height: Math.ceil(top + high * wanted.rows.length + 2) };
   }
@@ -93,7 +94,7 @@ function heatMap(options) {
       for (let row = 0; row <= rows; row += 1) line(context, left, top + row * high, left + wide * columns, top + row * high);
       for (let column = 0; column <= columns; column += 1) line(context, left + column * wide, top, left + column * wide, top + high * rows);
     }
-    if (wide >= 34 && high >= 18) numbers(context);
+    if (wide >= (wanted.digits === 3 ? 40 : 34) && high >= 18) numbers(context);
     labels(context);
     context.strokeStyle = themeColour("ink");
     context.lineWidth = 2;
@@ -120,8 +121,8 @@ function heatMap(options) {
     wanted.rows.forEach((_, row) => wanted.columns.forEach((__, column) => {
       const value = wanted.value(row, column);
       if (!known(value)) return;
-      context.fillStyle = isDark(shade(value, wanted.largest, wanted.signed)) ? "#fff" : "#111";
-      context.fillText(value.toFixed(2).replace("-0.00", "0.00"), left + (column + 0.5) * wide, top + (row + 0.5) * high);
+      context.fillStyle = isDark(shade(value, wanted.largest, wanted.signed)) ? "#fff" : "#000";
+      context.fillText(value.toFixed(wanted.digits || 2).replace(/^-(0\.0*)$/, "$1"), left + (column + 0.5) * wide, top + (row + 0.5) * high);
     }));
   }
 

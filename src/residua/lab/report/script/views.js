@@ -42,7 +42,7 @@ function depth(mount) {
     const begins = new Set(drawn.map((each) => each.position[each.deep.indexOf(true)]));
     const ends = Math.max(...drawn.map((each) => each.position[each.position.length - 1]));
     const sites = drawn[0];
-    return { title, xTitle: "Transformer block", lines, share: data.shares.includes(key), dots: drawn[0].sites.length <= 40,
+    return { title, xTitle: "Transformer block (the head is last)", whole: true, lines, share: data.shares.includes(key), dots: drawn[0].sites.length <= 40,
       shaded: begins.size === 1 ? [[...begins][0] - 0.25, ends] : null,
       references: key === "max_weight" ? [[data.paper.states, "paper, states"], [data.paper.deltas, "paper, deltas"]] : [],
       xText: (x) => sites.sites[sites.position.indexOf(x)] || shortText(x) };
@@ -67,6 +67,32 @@ function axes(mount) {
         text: (row, column, value) => `${part.sites[row]}, ${column} ${unit}${column === 1 ? "" : "s"} back: ${weightText(value)}` }));
       pairs[place].children[side].querySelector(".scroll").replaceWith(map.node);
     });
+  });
+}
+
+// A static map gives way to one that answers to the mouse and the keys.
+function liveMap(node, rows, columns, cells, options) {
+  const map = heatMap(() => ({ rows, columns, value: (row, column) => cells[row][column], ...options }));
+  node.replaceWith(map.node);
+}
+
+function knockouts(mount) {
+  data.knockouts.forEach((each, series) => {
+    if (!each) return;
+    const cells = gridOf(each, each.mean);
+    liveMap(mount.querySelector(`[data-series="${series}"] .scroll`), each.sites, each.sources, cells, {
+      title: `Change of the loss of ${data.series[series].label} without each source`, signed: true, digits: 3, largest: largestOf(cells),
+      text: (row, column, value) => `${each.sites[row]} without ${each.sources[column]}: ${known(value) ? signedText(value) : "cannot be read"}` });
+  });
+}
+
+function loops(mount) {
+  data.loops.forEach((each, series) => {
+    if (!each) return;
+    const largest = Math.max(...each.weights.map(largestOf));
+    mount.querySelectorAll(`[data-series="${series}"] .scroll`).forEach((node, turn) =>
+      liveMap(node, each.sites, each.sources, each.weights[turn], { title: `Weights in pass ${turn + 1}`, signed: each.signed, largest,
+        text: (row, column, value) => `pass ${turn + 1}: ${each.sites[row]} \u2190 ${each.sources[column]}: ${weightText(value)}` }));
   });
 }
 
@@ -97,7 +123,7 @@ function navigation() {
   for (const section of document.querySelectorAll("main section")) watch.observe(section);
 }
 
-for (const [id, view] of Object.entries({ curves, routing: explorer, depth, axes })) {
+for (const [id, view] of Object.entries({ curves, routing: explorer, paths, knockouts, loops, depth, axes })) {
   const mount = document.getElementById(`${id}-mount`);
   if (mount) view(mount);
 }

@@ -12,8 +12,8 @@ from html import escape
 
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
-from residua.lab.report.data import PAPER, look_of
-from residua.lab.report.page import curve_charts, depth_charts, measured_in, quality_charts, weight_maps
+from residua.lab.plots.charts import PAPER, curve_charts, depth_charts, measured_in, quality_charts, weight_maps
+from residua.lab.plots.style import look_of
 
 GAP, PAD = 24, 16
 DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
@@ -21,7 +21,7 @@ DEPTH = ("max_weight", "normalised_entropy", "stream_rms")
 
 def pictures(figures: Record) -> dict[str, str]:
     """Name -> SVG, of every picture that the data allow."""
-    data = _listed(figures)
+    data = listed(figures)
     measured = [one for one in measured_in(data) if one[0] in DEPTH]
     maps = [(figures["labels"][slug], each) for slug, each in figures["routing"].items()]
     maps.sort(key=lambda one: one[1]["signed"])
@@ -43,7 +43,7 @@ def sheet(panels: Sequence[str], series: Sequence[Record], columns: int) -> str:
     sized = [(panel, int(wide), int(high)) for panel in panels for wide, high in re.findall(box, panel)]
     rows = [sized[start : start + columns] for start in range(0, len(sized), columns)]
     widths = [sum(wide + GAP for _, wide, _ in row) for row in rows]
-    legend, y = _legend(series, max(widths))
+    names, y = legend(series, max(widths))
     y, width, placed = y + PAD, max(widths) - GAP + 2 * PAD, []
     for row in rows:
         x = PAD
@@ -57,11 +57,12 @@ def sheet(panels: Sequence[str], series: Sequence[Record], columns: int) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="figure" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}"><style>{svg.STYLE}</style>'
-        f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>{legend}{"".join(placed)}</svg>\n'
+        f'<rect class="ground" width="{width:.0f}" height="{height:.0f}" rx="8"/>{names}{"".join(placed)}</svg>\n'
     )
 
 
-def _legend(series: Sequence[Record], width: float) -> tuple[str, float]:
+def legend(series: Sequence[Record], width: float) -> tuple[str, float]:
+    """The names of the series beside their lines, and how high that is."""
     parts, x, y = [], float(PAD), 12.0
     for each in series:
         room = 36 + 7.2 * len(each["label"]) + 16
@@ -75,7 +76,7 @@ def _legend(series: Sequence[Record], width: float) -> tuple[str, float]:
     return "".join(parts), y + 14 if series else 0.0
 
 
-def _listed(figures: Record) -> Values:
+def listed(figures: Record) -> Values:
     """The figures as the page has them: series in a list."""
     return {
         "series": [{"label": label, **look_of(figures, slug)} for slug, label in figures["labels"].items()],

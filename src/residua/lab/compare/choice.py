@@ -1,0 +1,99 @@
+"""The rates that tuning chose, where a rule carried them, and what its check found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from residua.lab.common.files import Values
+from residua.lab.compare.plan import ComparePlan, Run, Variant
+from residua.lab.runs import final_loss, rounded
+
+FLAT = 0.1
+"""A rate is stable if its loss is at most this share above that of the row's best."""
+
+
+def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
+    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller.
+
+    A rate that diverged on any of them is none to choose; a row with no other has no entry.
+    """
+    losses: dict[str, dict[tuple[tuple[str, float], ...], list[float]]] = {}
+    for run in plan.tuning():
+        rates = tuple((key, getattr(run.config, key)) for key in plan.rates(run.variant)[0])
+        losses.setdefault(run.variant.label, {}).setdefault(rates, []).append(final_loss(out / run.folder))
+    chosen = {}
+    for label, tried in losses.items():
+        means = [(fmean(found), rates) for rates, found in tried.items() if max(found) < math.inf]
+        if means:
+            chosen[label] = dict(min(means)[1])
+    carried = {}
+    for variant in plan.variants():
+        tuned = plan.tuned_as(variant)
+        if tuned.label in chosen:
+            factor = plan.tune.factor(variant.size, tuned.size)
+            carried[variant.label] = {
+                key: rate if factor == 1 else rounded(rate * factor) for key, rate in chosen[tuned.label].items()
+            }
+    return carried
+
+
+def reported(plan: ComparePlan, out: Path) -> list[Run]:
+    """The runs of the table at the rates chosen for their rows; none of a row whose every rate diverged."""
+    rates = choose_rates(plan, out)
+    for variant in plan.variants():
+        if plan.tune.lr and variant.label not in rates and plan.baseline_of(variant) == variant:
+            raise ValueError(
+                f"every rate of the baseline {variant.label} diverged, and nothing can be compared with it; give "
+                "smaller ones and another --out"
+            )
+    return [run for run in plan.runs(rates) if run.variant.label in rates or not plan.tune.lr]
+
+
+def check_rule(plan: ComparePlan, out: Path, chosen: Mapping[str, Mapping[str, float]]) -> list[Values]:
+    """What the check of the rule found: for each row the losses at three rates around the one that it predicts."""
+    found: dict[str, dict[float, list[float]]] = {}
+    for run in plan.checking(chosen):
+        found.setdefault(run.variant.label, {}).setdefault(run.config.lr, []).append(final_loss(out / run.folder))
+    rows = []
+    for label, losses in found.items():
+        means = {rate: fmean(each) for rate, each in losses.items()}
+        predicted, best = chosen[label]["lr"], min(means, key=lambda rate: (means[rate], rate))
+        lost = means[predicted] - means[best]
+        rows.append(
+            {
+                "label": label,
+                "predicted": predicted,
+                "best": best,
+                "rates": [{"lr": rate, "loss": loss if loss < math.inf else None} for rate, loss in means.items()],
+                "lost": lost if lost < math.inf else None,
+                "holds": best == predicted,
+            }
+        )
+    return rows
+
+
+def widest_stable(plan: ComparePlan, out: Path, variant: Variant) -> tuple[float, bool] | None:
+    """The largest rate of the grid up to which every rate is stable, and whether the grid ends there.
+
+    Stable: on no tuning seed did a run diverge, and the mean loss is at most a tenth above that of the best rate, so
+    that a run that broke and stayed finite does not count. None where rates were not tuned, or none is stable.
+    """
+    losses: dict[float, list[float]] = {}
+    tuned = plan.tuned_as(variant)
+    for run in plan.tuning():
+        if run.variant == tuned:
+            losses.setdefault(run.config.lr, []).append(final_loss(out / run.folder))
+    if not losses:
+        return None
+    means = {rate: fmean(each) for rate, each in sorted(losses.items())}
+    limit = (1 + FLAT) * min(means.values())
+    widest = None
+    for rate, mean in means.items():
+        if not mean <= limit or mean == math.inf:
+            break
+        widest = rate
+    factor = plan.tune.factor(variant.size, tuned.size)
+    return None if widest is None else (rounded(widest * factor), widest == max(means))

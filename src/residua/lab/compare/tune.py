@@ -1,0 +1,80 @@
+"""How rates are chosen: on a grid at every size, or at the first size and carried to the others by a rule.
+
+    none        every size has its own grid
+    width       lr(size) = lr(first) * (width / first width)^-1
+    completep   lr(size) = lr(first) * (width / first width)^-1 * (depth / first depth)^-1
+
+`width` is the rule of muP for AdamW's matrices (Yang et al., arXiv 2203.03466). CompleteP (Dey et al., 2505.01618,
+table 1) multiplies every branch by depth^-alpha and the rate of its matrices by width^-1 depth^(alpha-1); the designs
+here have branches without a multiplier, which is alpha = 0: the updates of `depth` branches then add up to the change
+that one made. Both are used for all parameters, the embedding too, where the papers leave its rate alone: what a rule
+is worth here, the check says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from residua.lab.compare.sizes import Size
+
+EXPONENTS: Mapping[str, tuple[float, float]] = {"none": (0, 0), "width": (-1, 0), "completep": (-1, -1)}
+"""Of width and depth, by the name of the rule."""
+AROUND = (0.5, 1.0, 2.0)
+"""A check tries these multiples of the rate that the rule predicts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """The rates that every variant chooses from, and the seeds it chooses on."""
+
+    lr: tuple[float, ...] = ()
+    residual_lr: tuple[float, ...] = ()
+    """Rates of the design's own parameters; empty: the same as lr."""
+    seeds: tuple[int, ...] = (1000,)
+    carry: str = "none"
+    """The rule that carries the rates of the first size to the others."""
+    check: str | None = None
+    """A size, such as 8x64, at which three rates around the predicted one are tried; they change no rate."""
+    check_designs: tuple[str, ...] = ()
+    """Whose rates are checked; empty: those of every row."""
+
+    def verify(self, sizes: tuple[Size, ...], designs: tuple[str, ...]) -> None:
+        """Refuse what does not fit together."""
+        for key in ("lr", "residual_lr"):
+            rates = getattr(self, key)
+            for rate in rates:
+                if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
+                    raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
+            if len(set(rates)) < len(rates):
+                raise ValueError(f"tune.{key} names a rate twice")
+        if self.residual_lr and not self.lr:
+            raise ValueError("tune.residual_lr needs tune.lr: rates are tuned together")
+        if self.carry not in EXPONENTS:
+            raise ValueError(f"tune.carry is {', '.join(EXPONENTS)}, not {self.carry!r}")
+        if self.carry != "none" and not self.lr:
+            raise ValueError(f"tune.carry={self.carry} carries what tune.lr finds at the first size; give tune.lr")
+        if self.check is None:
+            if self.check_designs:
+                raise ValueError("tune.check_designs needs tune.check, the size of the check")
+            return
+        higher = [str(size) for size in sizes[1:]]
+        if self.carry == "none" or self.check not in higher:
+            raise ValueError(
+                f"tune.check={self.check} checks a rule (tune.carry) at a size after the first "
+                f"({', '.join(higher) or 'there is none'})"
+            )
+        for spec in self.check_designs:
+            if spec not in designs:
+                raise ValueError(f"tune.check_designs names {spec!r}, which is not among the designs")
+
+    def factor(self, size: Size, first: Size) -> float:
+        """What a rate of the first size is multiplied by at another."""
+        width, depth = EXPONENTS[self.carry]
+        return (size.width / first.width) ** width * (size.depth / first.depth) ** depth
+
+    def describe(self) -> str:
+        """The rule in a sentence; empty without one."""
+        rule = {"width": "lr ~ width^-1", "completep": "lr ~ width^-1 depth^-1 (CompleteP at alpha = 0)"}
+        return rule.get(self.carry, "")

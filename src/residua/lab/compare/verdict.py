@@ -1,0 +1,155 @@
+"""verdict(results, out): what a comparison found, what it did not, and the one command to type next, in plain words.
+
+A row is better or worse where the interval of its difference from the baseline leaves out zero, and not told apart
+where it does not; the numbers are those of the table. The next command repeats the comparison with as many seeds as
+would tell the row that is nearest to a decision, if its true difference is the one seen here:
+
+    detectable(n) = (t_0.975 + t_0.8) s / sqrt(n) <= |mean|,    s from the detectable difference of these seeds
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from residua.lab.common.files import Record, Values
+from residua.lab.common.stats import FEWEST, LEVEL, POWER, student
+
+MOST_SEEDS = 12
+"""What is asked for in a next command: with more, a larger model would be the better use of the time."""
+
+
+def verdict(results: Record, out: Path | str) -> Values:
+    """`found`, `unclear` and `next`, a sentence each (empty where there is nothing to say), and the `command`."""
+    rows = [row for row in results["rows"] if row["difference"] is not None]
+    base = _names([row for row in results["rows"] if row["baseline"]])
+    judged = [row for row in rows if row["difference"]["significant"] is not None]
+    seeds = len(results["plan"]["seeds"])
+    if not judged:
+        command = with_seeds(results["command"], out, FEWEST)
+        why = f"With {FEWEST} seeds the differences can be judged:" if rows else ""
+        found = (
+            f"nothing is judged: {_counted(seeds)} give{'s' if seeds == 1 else ''} no interval."
+            if rows
+            else "there is nothing to compare with."
+        )
+        return {"found": found, "unclear": "", "next": why if command else "", "command": command if why else ""}
+    clear = [row for row in judged if row["difference"]["significant"]]
+    unclear = [row for row in judged if not row["difference"]["significant"]]
+    return {
+        "found": _found(clear, base, seeds),
+        "unclear": _unclear(unclear, base, seeds),
+        **_next(results, unclear, out, seeds),
+    }
+
+
+def lines(told: Record) -> list[str]:
+    """The verdict for a terminal."""
+    shown = [f"Found: {told['found']}"]
+    if told["unclear"]:
+        shown.append(f"Not found: {told['unclear']}")
+    if told["command"]:
+        shown += [f"Next: {told['next']}", f"  {told['command']}"]
+    return shown
+
+
+def in_words(gap: Record | None) -> str:
+    """A difference from the baseline for a reader without statistics: better or worse by how much, or unclear."""
+    if gap is None:
+        return "the baseline"
+    if gap["significant"] is None:
+        return f"{gap['mean']:+.4f}, not judged"
+    if not gap["significant"]:
+        return f"inside the noise ({gap['mean']:+.4f}; found from {gap['detectable']:.4f} on)"
+    low, high = sorted((abs(gap["low"]), abs(gap["high"])))
+    return f"{'better' if gap['mean'] < 0 else 'worse'} by {abs(gap['mean']):.4f} ({low:.4f} to {high:.4f})"
+
+
+def detectable(row: Record, seeds: int) -> float:
+    """The smallest true difference of a row that so many seeds would find, from the spread that these showed."""
+    gap = row["difference"]
+    return gap["detectable"] * _reach(seeds) / _reach(gap["seeds"])
+
+
+def _reach(seeds: int) -> float:
+    return (student(1 - (1 - LEVEL) / 2, seeds - 1) + student(POWER, seeds - 1)) / math.sqrt(seeds)
+
+
+def _found(rows: Sequence[Record], base: str, seeds: int) -> str:
+    said = []
+    for word, sign in (("better", -1), ("worse", 1)):
+        own = sorted((row for row in rows if row["difference"]["mean"] * sign > 0), key=_size)
+        if own:
+            gaps = [_gap(row, explained=place == 0) for place, row in enumerate(own)]
+            said.append(f"{word} than {base}, beyond the noise of {_counted(seeds)}: {_listed(gaps)}")
+    if not said:
+        return f"no row differs from {base} beyond the noise of {_counted(seeds)}."
+    return "; ".join(said) + "."
+
+
+def _unclear(rows: Sequence[Record], base: str, seeds: int) -> str:
+    if not rows:
+        return ""
+    least, most = (bound(row["difference"]["detectable"] for row in rows) for bound in (min, max))
+    sizes = f"{least:.3f}" if f"{least:.3f}" == f"{most:.3f}" else f"{least:.3f} to {most:.3f}"
+    gaps = [f"{row['label']} ({row['difference']['mean']:+.3f})" for row in sorted(rows, key=_size)]
+    return (
+        f"a difference from {base} of {_listed(gaps)}; {'these are' if len(rows) > 1 else 'this is'} inside the noise, "
+        f"and {_counted(seeds)} would find a true difference of {sizes} nats four times in five."
+    )
+
+
+def _next(results: Record, unclear: Sequence[Record], out: Path | str, seeds: int) -> Values:
+    if not unclear:
+        why = "What each source of each sublayer is worth:"
+        return {"next": why, "command": shlex.join(["residua", "report", str(out), "--ablate"])}
+    nearest = min(unclear, key=lambda row: row["difference"]["detectable"] / (abs(row["difference"]["mean"]) or 1e-12))
+    seen = abs(nearest["difference"]["mean"])
+    wanted = max(2 * seeds, FEWEST)
+    while wanted < MOST_SEEDS and detectable(nearest, wanted) > seen:
+        wanted += 1
+    command = with_seeds(results["command"], out, wanted)
+    why = (
+        f"{_counted(wanted)} would find a true difference of {detectable(nearest, wanted):.3f} nats "
+        f"for {nearest['label']}:"
+    )
+    return {"next": why if command else "", "command": command}
+
+
+def with_seeds(command: str, out: Path | str, seeds: int) -> str:
+    """A typed `residua compare` with another number of seeds, into a directory of its own; empty if there is none."""
+    words = shlex.split(command)
+    if words[:2] != ["residua", "compare"]:
+        return ""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word.split("=")[0] not in ("--seeds", "--out", "-o"):
+            kept.append(word)
+        skip = not skip and word in ("--seeds", "--out", "-o")
+    return shlex.join([*kept, "--seeds", str(seeds), "--out", f"{str(out).rstrip('/')}-{seeds}-seeds"])
+
+
+def _names(rows: Sequence[Record]) -> str:
+    return rows[0]["label"] if len(rows) == 1 else "the baseline of its size"
+
+
+def _size(row: Record) -> float:
+    return -abs(row["difference"]["mean"])
+
+
+def _gap(row: Record, *, explained: bool) -> str:
+    """By how much, and between what; the first of a sentence says of what kind its numbers are."""
+    gap = row["difference"]
+    low, high = sorted((abs(gap["low"]), abs(gap["high"])))
+    unit, kind = (" nats per token", "95 % interval ") if explained else ("", "")
+    return f"{row['label']} by {abs(gap['mean']):.3f}{unit} ({kind}{low:.3f} to {high:.3f})"
+
+
+def _counted(seeds: int) -> str:
+    return f"{seeds} seed{'' if seeds == 1 else 's'}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -1,0 +1,98 @@
+"""The closing lines of a comparison: what was found, what was not, and a command that would run."""
+
+import math
+import shlex
+from dataclasses import asdict
+from statistics import stdev
+
+import pytest
+from typer.testing import CliRunner
+
+from residua.cli import app
+from residua.lab.common.stats import paired, student
+from residua.lab.compare.verdict import MOST_SEEDS, detectable, lines, verdict, with_seeds
+
+BASE = (2.0, 2.1, 2.2)
+AHEAD, BEHIND, NEAR, NOISE = (1.81, 1.9, 2.02), (2.15, 2.26, 2.34), (2.0, 2.08, 2.19), (2.1, 2.0, 2.3)
+COMMAND = "residua compare --plan recipes/demo.toml --out runs/demo --jobs 2"
+
+
+def results(command=COMMAND, **losses):
+    rows = [{"label": "standard", "baseline": True, "difference": None}]
+    for label, own in losses.items():
+        gap = paired(own, BASE[: len(own)])
+        rows.append({"label": label, "baseline": False, "difference": asdict(gap) | {"significant": gap.significant}})
+    seeds = len(next(iter(losses.values()), BASE))
+    return {"rows": rows, "plan": {"seeds": list(range(seeds))}, "command": command}
+
+
+def test_what_is_beyond_the_noise_is_found_and_the_rest_is_not():
+    told = verdict(results(canon=AHEAD, ddl=BEHIND, dense=NEAR, delta=NOISE), "runs/demo")
+    better, worse = told["found"].split("; ")
+    gap = paired(AHEAD, BASE)
+    interval = f"95 % interval {-gap.high:.3f} to {-gap.low:.3f}"
+    assert better == (
+        f"better than standard, beyond the noise of 3 seeds: canon by {-gap.mean:.3f} nats per token ({interval})"
+    )
+    assert worse.startswith("worse than standard, beyond the noise of 3 seeds: ddl by 0.150 nats")
+    assert "delta (+0.033) and dense (-0.010)" in told["unclear"]
+    sizes = sorted(paired(own, BASE).detectable for own in (NEAR, NOISE))
+    assert f"a true difference of {sizes[0]:.3f} to {sizes[1]:.3f} nats" in told["unclear"]
+    shown = lines(told)
+    assert [line.split(":")[0] for line in shown[:3]] == ["Found", "Not found", "Next"]
+    assert shown[3].strip() == told["command"]
+
+
+def test_more_seeds_are_as_many_as_would_tell_the_nearest():
+    """By the definition of the detectable difference, at the spread that was seen."""
+    found = results(dense=NEAR, delta=NOISE)
+    nearest, seen = found["rows"][1], abs(found["rows"][1]["difference"]["mean"])
+    gaps = [own - base for own, base in zip(NEAR, BASE, strict=True)]
+    for seeds in (3, 6, 9):
+        expected = (student(0.975, seeds - 1) + student(0.8, seeds - 1)) * stdev(gaps) / math.sqrt(seeds)
+        assert detectable(nearest, seeds) == pytest.approx(expected)
+    words = shlex.split(verdict(found, "runs/demo")["command"])
+    wanted = int(words[words.index("--seeds") + 1])
+    assert 6 < wanted < MOST_SEEDS
+    assert detectable(nearest, wanted) <= seen < detectable(nearest, wanted - 1)
+    assert words[-1] == f"runs/demo-{wanted}-seeds"
+
+
+def test_without_intervals_nothing_is_judged_and_three_seeds_come_next():
+    told = verdict(results(dense=NEAR[:1]), "out")
+    assert told["found"] == "nothing is judged: 1 seed gives no interval."
+    assert told["unclear"] == ""
+    assert told["command"].endswith("--seeds 3 --out out-3-seeds")
+    alone = verdict(results(), "out")
+    assert alone["command"] == alone["next"] == ""
+    assert lines(alone) == ["Found: there is nothing to compare with."]
+
+
+def test_where_all_is_told_the_next_command_looks_at_the_sources():
+    told = verdict(results(canon=AHEAD), "runs/my comparison")
+    assert told["unclear"] == ""
+    assert told["command"] == "residua report 'runs/my comparison' --ablate"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (COMMAND, "residua compare --plan recipes/demo.toml --jobs 2 --seeds 6 --out runs/demo-6-seeds"),
+        ("residua compare -d a --seeds 3 -o runs/demo", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
+        ("residua compare -d a --seeds=3 --out=x", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
+        ("", ""),
+        ("residua report runs/demo", ""),
+    ],
+)
+def test_command_is_the_typed_one_with_other_seeds(command, expected):
+    assert with_seeds(command, "runs/demo/", 6) == expected
+
+
+def test_next_command_of_a_plan_is_one_that_would_run(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text('designs = ["standard", "delta"]\nsizes = [{ depth = 2, width = 16, heads = 2 }]\n')
+    told = verdict(results(f"residua compare --plan {plan} --out {tmp_path}/a", dense=NEAR), f"{tmp_path}/a")
+    done = CliRunner().invoke(app, [*shlex.split(told["command"])[1:], "--dry-run"])
+    assert done.exit_code == 0, done.output
+    words = shlex.split(told["command"])
+    assert done.output.startswith(f"2 rows x {words[words.index('--seeds') + 1]} seeds")

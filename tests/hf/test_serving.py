@@ -1,0 +1,93 @@
+"""Converted models behind transformers' own server, in batches that change as they run, and in ONNX."""
+
+import pytest
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from residua.testing import error
+from tests.hf.models import converted, ids
+from tests.hf.test_commands import bytes_tokenizer
+
+SIZES = {"vocab_size": 257, "eos_token_id": 256, "max_position_embeddings": 256}
+PAGES = {"block_size": 16, "num_blocks": 16, "max_batch_tokens": 64}
+SAID = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    model = converted("llama", "delta:blocks=2", moved=True, **SIZES)
+    model.save_pretrained(folder)
+    tokenizer = bytes_tokenizer()
+    tokenizer.chat_template = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\n{% endfor %}it:"
+    tokenizer.save_pretrained(folder)
+    return folder, model, tokenizer
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")  # what the server's own packages say of each other
+@pytest.mark.parametrize("continuous", [False, True])
+def test_chat_through_the_openai_protocol(continuous, served):
+    from starlette.testclient import TestClient
+    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.model_manager import ModelManager
+    from transformers.cli.serving.server import build_server
+    from transformers.cli.serving.utils import GenerationState
+
+    folder, model, tokenizer = served
+    manager = ModelManager(device="cpu", dtype="auto")
+    state = GenerationState(
+        continuous_batching=continuous, cb_config=ContinuousBatchingConfig(**PAGES) if continuous else None
+    )
+    app = build_server(
+        manager,
+        ChatCompletionHandler(model_manager=manager, generation_state=state),
+        generation_state=state,
+        **{f"{name}_handler": None for name in ("completion", "response", "transcription", "systemone")},
+    )
+    wanted = {"model": str(folder), "messages": SAID, "max_tokens": 5, "temperature": 0}
+    with TestClient(app) as client:
+        answer = client.post("/v1/chat/completions", json=wanted)
+    assert answer.status_code == 200, answer.text
+    prompt = tokenizer.apply_chat_template(SAID, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert answer.json()["choices"][0]["message"]["content"] == tokenizer.decode(tokens)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(served):
+    model = served[1]
+    prompts = [row[: 3 + place].tolist() for place, row in enumerate(ids(3, 9))]
+    how = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=256, pad_token_id=0)
+    found = model.generate_batch(
+        prompts, generation_config=how, continuous_batching_config=ContinuousBatchingConfig(**PAGES)
+    )
+    model.set_attn_implementation("sdpa")
+    for prompt, answer in zip(prompts, found.values(), strict=True):
+        alone = model.generate(torch.tensor([prompt]), max_new_tokens=4, do_sample=False)[0, len(prompt) :]
+        assert answer.generated_tokens == alone.tolist()
+
+
+def test_continuous_batching_of_a_stream_that_remembers_is_refused():
+    model = converted("llama", "standard", layout="canon,attn,mlp")
+    model.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(ValueError, match="pages of continuous batching"):
+        model(ids())
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("design", ["delta:blocks=2", "attnres:blocks=2"])
+def test_onnxruntime_gives_the_same_logits(design, tmp_path):
+    import onnxruntime
+
+    from residua.hf.export import export_onnx
+
+    model = converted("llama", design, moved=True, num_hidden_layers=1)
+    export_onnx(model, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    for rows, tokens in ((2, 9), (3, 14)):
+        asked = {"input_ids": ids(rows, tokens).numpy(), "attention_mask": torch.ones_like(ids(rows, tokens)).numpy()}
+        (found,) = session.run(None, asked)
+        with torch.no_grad():
+            assert error(torch.from_numpy(found), model(ids(rows, tokens)).logits) < 2e-6

@@ -1,0 +1,104 @@
+"""The same C on another processor and from another compiler: calls that were made here are made again there."""
+
+import shutil
+import subprocess
+
+import pytest
+import torch
+
+from residua import ops
+from residua.native import build, library
+from tests.native.replay import Recording, program, recorded
+from tests.native.table import OPS, gradients
+
+pytestmark = pytest.mark.slow
+STRICT = ("-Wall", "-Wextra", "-Wno-psabi", "-Werror")
+CALLED = {
+    "residua_attend", "residua_attend_gradient", "residua_attend_is_large", "residua_delta_write",
+    "residua_delta_write_backward", "residua_mix", "residua_mix_backward", "residua_remix", "residua_remix_backward",
+    "residua_shortconv", "residua_shortconv_backward", "residua_sinkhorn", "residua_sinkhorn_backward",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recording() -> Recording:
+    """Every op with a kernel, forward and backward, in every type; reads alone, in a group, and with their options."""
+    with library.instructions("portable"), ops.backend("cpu", strict=True), recorded() as found:
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            for op in OPS:
+                for size in ((2, 3, 5), (1, 2, 96)):
+                    gradients(op, op.draw(*size, dtype=dtype, grad=True))
+            for options in ({}, {"heads": 2}, {"total": True}, {"centered": True}):
+                _read(dtype, 6, 22, **options)
+        _group()
+    assert set(found.functions) == CALLED
+    return found
+
+
+def _read(dtype, sources, width, **options):
+    generator = torch.Generator().manual_seed(sources)
+    query = torch.randn(width, generator=generator).requires_grad_()
+    values = [torch.randn(2, 5, width, generator=generator).to(dtype).requires_grad_() for _ in range(sources)]
+    ops.attend(
+        query.to(dtype) if dtype == torch.float64 else query, tuple(values), eps=1e-6, **options
+    ).sum().backward()
+
+
+def _group():
+    from residua.ops.attend import cpu
+
+    generator = torch.Generator().manual_seed(8)
+    queries = torch.randn(5, 22, generator=generator).requires_grad_()
+    values = [torch.randn(2, 5, 22, generator=generator).requires_grad_() for _ in range(7)]
+    carries, same = cpu.ahead(queries, tuple(values[:4]), None, eps=1e-6)
+    merged = [cpu.merge(carry, query, (*values[4:],), eps=1e-6) for carry, query in zip(carries, queries, strict=True)]
+    # by random slopes: of a square, what is left for the log-sum is a rounded zero
+    torch.autograd.backward(merged, [torch.randn(one.shape, generator=generator) for one in merged])
+    assert same
+
+
+def replay(folder, recording, compiler, *runner, extra=()):
+    """Compile the kernels with a program that makes the recorded calls, and run it."""
+    (folder / "replay.c").write_text(program(recording))
+    (folder / "calls").write_bytes(recording.dump())
+    kernels = [str(file) for file in build.sources() if file.suffix == ".c"]
+    flags = (*build.flags_of(build.version([compiler])), *STRICT, *extra)
+    line = [compiler, *flags, "-static", "-o", str(folder / "replay"), str(folder / "replay.c"), *kernels, "-lm"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return subprocess.run(
+        [*runner, str(folder / "replay"), str(folder / "calls")],
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.arm
+def test_kernels_on_arm_make_the_same_numbers(tmp_path, recording):
+    """Compiled for arm64 and run by an emulator of it."""
+    found = replay(tmp_path, recording, "aarch64-linux-gnu-gcc", "qemu-aarch64")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert all(f"{name} " in found.stdout for name in CALLED)
+    header = subprocess.run(["file", tmp_path / "replay"], capture_output=True, text=True, check=False).stdout
+    assert not header or "aarch64" in header
+
+
+@pytest.mark.clang
+def test_clang_builds_without_a_warning_and_makes_the_same_numbers(tmp_path, recording):
+    found = replay(tmp_path, recording, "clang", extra=("-O1",))
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_replay_finds_a_number_that_is_off(tmp_path, recording):
+    """One changed byte of what is expected: the checks above could have failed."""
+    call = bytearray(recording.calls[0])
+    call[-2] ^= 0x40
+    wrong = Recording(recording.functions, [bytes(call)])
+    found = replay(tmp_path, wrong, shutil.which("cc") or "gcc", extra=("-O0", "-DRESIDUA_NO_X86"))
+    assert found.returncode == 1, found.stdout + found.stderr
+    assert " off" in found.stdout
+
+
+def test_link_line_is_one_that_any_unix_takes():
+    """No option of one linker alone, and the name that the system gives to libraries."""
+    assert not [flag for flag in (*build.FLAGS, *build.OF_GCC) if flag.startswith("-Wl")]
+    assert build.SHIPPED.startswith("kernels.")
