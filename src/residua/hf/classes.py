@@ -1,6 +1,7 @@
 """Classes of converted models, made from Hugging Face's own: `ResiduaLlamaForCausalLM`, `ResiduaLlamaConfig`, ...
 
-    config    the base's, with `stream` (the design), `layout` and `identity`; model_type is "residua_" + the base's
+    config    the base's, with `stream` (the design), `layout`, `anatomy` (where it was found) and `identity`;
+              model_type is "residua_" + the base's
     model     the base's, whose backbone has a `stream`; HF keys stay, new ones lie under `stream` and `inserted`
 
 They are made when they are first asked for, and Auto classes learn of the models when a config is first made.
@@ -20,6 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.output_capturing import _CAN_RECORD_REGISTRY, OutputRecorder
 
 from residua.hf.anatomy import PREFIX, Argument, Class, Config
+from residua.hf.backbone import prefix_of
 from residua.hf.converted import AUTO, Converted, Generating
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
@@ -46,8 +48,14 @@ def config_class(base_type: str) -> Class:
         "model_type": PREFIX + base_type,
         "stream": None,
         "layout": None,
+        "anatomy": None,
         "identity": None,
-        "__annotations__": {"stream": "dict | None", "layout": "str | None", "identity": "dict | None"},
+        "__annotations__": {
+            "stream": "dict | None",
+            "layout": "str | None",
+            "anatomy": "dict | None",
+            "identity": "dict | None",
+        },
     }
     config = made(f"Residua{base.__name__}", (ConvertedConfig, base), body)
     AutoConfig.register(PREFIX + base_type, config, exist_ok=True)
@@ -99,6 +107,7 @@ def model_class(base: Class) -> Class:
         method = Generating.prepare_inputs_for_generation
         body[method.__name__] = _as(method, base.prepare_inputs_for_generation)
     bases: tuple[Class, ...] = (*own, base)
+    body["base_model_prefix"] = prefix_of(base)
     if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
         body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
         bases = (*own, OnStreamBackbone, base)

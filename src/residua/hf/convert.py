@@ -7,14 +7,20 @@ moves. That is checked before the model is handed back: a conversion that change
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from residua.hf.anatomy import PREFIX, Class, Config, Model, Tokenizer, anatomy_of, probe
+from residua.hf.anatomy import ANATOMY, PREFIX, Class, Config, Model, Tokenizer, anatomy_of, probe, to_json
 from residua.hf.defaults import entry
+from residua.plan import LANES, Plan
 from residua.spec import Spec, Value
 from residua.stream import Conversion
+
+Stored = Mapping[str, Any] | None
+"""An anatomy as a config keeps it, where it was found."""
 
 
 def convert(
@@ -39,11 +45,16 @@ def convert(
     seed:       of the queries that start at random.
     say:        called with the options that were filled in and the result of the check; None for silence.
 
-    Raises ValueError for an architecture that is not supported, a quantised or already converted model, a design that
+    The anatomy of the decoder is a row of `hf/anatomy.py`, or is found by running its layers and proved (`hf/find.py`).
+
+    Raises ValueError for an architecture that is not found, a quantised or already converted model, a design that
     cannot start as the base network, and logits that differ by more than the bound; the model is then unchanged.
     """
+    from residua.hf.backbone import backbone_of
     from residua.hf.card import licence_of
+    from residua.hf.find import find
     from residua.hf.insert import insert
+    from residua.hf.proof import shown
     from residua.hf.storage import load_base, load_tokenizer
 
     if isinstance(model, str | Path):
@@ -56,25 +67,44 @@ def convert(
         raise ValueError(
             f"this model is converted already, to {config.stream['name']}; convert the base it was made from"
         )
+    say = say or (lambda line: None)
     anatomy = anatomy_of(config)
     refuse(model)
-    probe(model.base_model, anatomy)
+    if anatomy is None:
+        anatomy = find(model)
+        say(f"anatomy of {config.model_type}, found and proved: {'; '.join(map(shown, anatomy.blocks))}")
+    probe(backbone_of(model), anatomy)
     plan = anatomy.plan(config, layout)
     with torch.device("meta"):  # a trial that allocates nothing: the model is not touched before all of this is right
+        refuse_lanes(design, plan, str(config.model_type))
         stream, expected = entry(design, plan)
         insert(config, anatomy.slots(layout), plan.block(0), stream)
+    expected = replace(expected, exact=expected.exact and anatomy.exact)
+    kept = to_json(anatomy) if getattr(config, "anatomy", None) or config.model_type not in ANATOMY else None
     if check and model.device.type == "meta":
         raise ValueError(
             "this model is on the meta device and has no numbers to check; load its weights first, or convert with "
             "check=False and load them into the result"
         )
-    say = say or (lambda line: None)
     say(f"{config.model_type} -> {stream.spec}" + (f", layout {layout}" if layout else ""))
     if not check:
-        _install(model, stream.config, layout, seed)
+        _install(model, stream.config, layout, kept, seed)
         say("identity: not checked")
         return model
-    return _checked(model, stream.config, layout, tokenizer, expected, seed, say)
+    return _checked(model, stream.config, layout, kept, tokenizer, expected, seed, say)
+
+
+def refuse_lanes(design: Spec, plan: Plan, name: str) -> None:
+    """Refuse a design that gives q, k and v inputs of their own where no attention has projections for them."""
+    if any(site.lanes > 1 for site in plan.sites if site.kind == "attn"):
+        return
+    wide = replace(plan, sites=tuple(replace(site, lanes=LANES[site.kind]) for site in plan.sites))
+    stream, _ = entry(design, wide)
+    if any(stream.feeds(site) > 1 for site in wide.sites if site.kind == "attn"):
+        raise ValueError(
+            f"{stream.spec} gives q, k and v inputs of their own, and no attention of {name} has one projection for "
+            "each; choose a design that reads one input, such as delta"
+        )
 
 
 def refuse(model: Model) -> None:
@@ -97,21 +127,31 @@ def _checked(
     model: Model,
     config: Config,
     layout: str | None,
+    anatomy: Stored,
     tokenizer: Tokenizer,
     expected: Conversion,
     seed: int,
     say: Callable[[str], None],
 ) -> Model:
+    from residua.hf.backbone import backbone_of
     from residua.hf.identity import answers, batches, compare, in_float32
     from residua.hf.insert import Inserted
     from residua.hf.install import remove
 
     ids, base, dtype = batches(model, tokenizer), model.config, model.dtype
-    classes = model.__class__, model.base_model.__class__
+    classes = model.__class__, backbone_of(model).__class__
     with in_float32(model):
         before = answers(model, ids)
-        _install(model, config, layout, seed)
-        report = compare(model, before, ids, expected)
+        _install(model, config, layout, anatomy, seed)
+        try:
+            report = compare(model, before, ids, expected)
+        except (AttributeError, TypeError, RuntimeError) as error:
+            remove(model, classes)
+            _reconfigure(model, model.config, base)
+            raise ValueError(
+                f"{base.model_type} does something with its residual stream outside its layers, and cannot run on "
+                f"another: {(str(error).splitlines() or [''])[0]}"
+            ) from error
     for module in model.modules():
         if isinstance(module, Inserted):
             module.to(dtype)
@@ -129,15 +169,16 @@ def _checked(
     return model
 
 
-def _install(model: Model, stream: Mapping[str, Value], layout: str | None, seed: int) -> None:
+def _install(model: Model, stream: Mapping[str, Value], layout: str | None, anatomy: Stored, seed: int) -> None:
     """Give a live model its converted config and classes, and start its stream."""
+    from residua.hf.backbone import backbone_of
     from residua.hf.classes import config_class, model_class
     from residua.hf.install import install
 
-    base, backbone = model.config, model.base_model
+    base, backbone = model.config, backbone_of(model)
     made = config_class(base.model_type)
     values = {key: value for key, value in base.to_dict().items() if key not in ("model_type", "transformers_version")}
-    config = made.from_dict({**values, "stream": dict(stream), "layout": layout, "identity": None})
+    config = made.from_dict({**values, "stream": dict(stream), "layout": layout, "anatomy": anatomy, "identity": None})
     config._attn_implementation = base._attn_implementation
     config._experts_implementation = base._experts_implementation
     config._name_or_path = base._name_or_path

@@ -62,6 +62,12 @@ class Converted(Base):
         check_converted(model, info, lenient=lenient)
         return (model, info) if output_loading_info else model
 
+    def _initialize_weights(self, module: nn.Module, *custom: bool) -> None:
+        # transformers leaves out, of a class that is not its own, every module whose tensors were all loaded: also one
+        # that has none, and fills buffers of its children (FalconH1Model).
+        own = next((True for _ in (*module.parameters(recurse=False), *module.buffers(recurse=False))), False)
+        super()._initialize_weights(module, *(custom if own else ()))
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Inserted):
             module.start(self.config.initializer_range)

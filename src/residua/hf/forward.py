@@ -4,24 +4,26 @@
     hidden_states = norm(hidden_states)            the final norm is the head's read
 
 Layers and the final norm keep their modules, and so their keys: only their classes are swapped for subclasses that
-walk the parts of `anatomy.py`. The stream is a module of the backbone, and its parameters lie under `stream`.
+run the parts of its anatomy. The stream is a module of the backbone, and its parameters lie under `stream`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Argument, Class, Config, Model, Part, anatomy_of
+from residua.hf.anatomy import Anatomy, Argument, Block, Class, Config, Model, known
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
 from residua.hf.owner import Owner, adopt_replica
 from residua.hf.placing import placed
+from residua.hf.program import Frame, Program, child, first, path, program
 from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
@@ -50,6 +52,13 @@ class Tap(nn.Module):
         return x
 
 
+def defaults(forward: Callable[..., object]) -> Mapping[str, Argument]:
+    """What may follow the first argument of a layer's forward by name, with what it is where it is not given."""
+    given, plain = inspect.signature(forward).parameters, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    named = [each for each in given.values() if each.kind in (plain, inspect.Parameter.KEYWORD_ONLY)][2:]
+    return {each.name: None if each.default is inspect.Parameter.empty else each.default for each in named}
+
+
 def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     """The names of what may follow the first argument of a forward without a keyword."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -57,18 +66,44 @@ def positional(forward: Callable[..., object]) -> tuple[str, ...]:
     return tuple(names[2:])  # self, and the first argument
 
 
+class Ready(NamedTuple):
+    """One part of a layer, read from its anatomy."""
+
+    sublayer: tuple[str, ...]
+    norm: tuple[str, ...] | None
+    answer: Program
+    attends: bool
+    """Whether its q, k and v can have inputs of their own."""
+
+
+def ready(block: Block) -> tuple[Ready, ...]:
+    """The parts of one kind of layer."""
+    return tuple(
+        Ready(path(part.sublayer), path(part.norm) if part.norm else None, program(part.line), part is block.attention)
+        for part in block.parts
+    )
+
+
 class OnStreamLayer(Named):
     """state -> state: the parts of one decoder layer, and what was inserted between them, on the stream."""
 
     anatomy: Anatomy
+    block: Block
+    """The kind of layer that this one is."""
     sites: tuple[Site, ...]
     tap: Tap
+    ready: tuple[Ready, ...]
+    """Its sites, ready to run."""
+    returned: tuple[Program, ...] | None
+    """What it returns behind the state; None where it returns the state alone."""
     inserted: nn.ModuleDict
     _modules: dict[str, Model]
     lanes: LaneHooks | None
     owner: Owner
     after_state: tuple[str, ...]
-    gradient_checkpointing: bool
+    defaults: Mapping[str, Argument]
+    """What its forward takes for arguments that it is not handed."""
+    gradient_checkpointing: bool = False
     training: bool
 
     def forward(self, hidden_states: State, *args: Argument, **kwargs: Argument) -> State:
@@ -85,64 +120,57 @@ class OnStreamLayer(Named):
             flow = runner.open(unpadded(flow, mask), past=None if kept is None else kept.opening(), ids=ids)
         elif not isinstance(flow, Flow):  # a checkpoint kept the state alone
             flow = Flow(flow)
-        parts, between = iter(self.anatomy.parts), self.inserted._modules
+        parts, between = iter(self.ready), self.inserted._modules
+        frame = Frame(self, {}, kwargs, self.defaults)
         for site in self.sites:
             inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
-            norm = inserted.norm if part is None else self._norm(part)
+            norm = inserted.norm if part is None else part.norm and child(self, part.norm)
             raw: State = None
 
             def normed(
-                first: Tensor, *others: Tensor, norm: Model = norm, tap: Model = tap if site.first else None
+                lane: Tensor, *others: Tensor, norm: Model = norm, tap: Model = tap if site.first else None
             ) -> State:
                 nonlocal raw
-                raw = first if tap is None else tap(first)
+                raw = lane if tap is None else tap(lane)
                 return (raw, *others) if norm is None else (norm(raw), *map(norm, others))
 
             read = runner.read(flow, site, normed)
+            shared: list[Tensor] = []
             if part is None:
                 y = inserted(*read.lanes, mask=mask, documents=documents, kept=kept)
+            elif stream.sided and part.attends:
+                y, *shared = self._sided(part, site, read, raw, frame)
             else:
-                y, *values = (
-                    self._sided(part, site, read, kwargs) if stream.sided else (self._answer(part, read.lanes, kwargs),)
-                )
-                for other in parts if self.anatomy.parallel else ():
-                    norm = self._norm(other)
-                    y = self._answer(other, (raw if norm is None else norm(raw),), kwargs) + y
+                y = self._answer(part, read.lanes, raw, frame)
             y = y if mask is None else unpadded(y, mask)
-            flow = runner.write(flow, site, read, Answer(y, *values) if part is not None and values else y)
+            flow = runner.write(flow, site, read, Answer(y, *shared) if shared else y)
         if kept is not None and self.sites[-1].layer == stream.plan.depth - 1:
             kept.advance(runner.past(flow), mask, documents, y[..., 0].long())
-        return runner.cut(flow) if cuts else flow
+        flow = runner.cut(flow) if cuts else flow
+        if self.returned is None:
+            return flow
+        return (flow, *(each(frame) for each in self.returned))
 
-    def _norm(self, part: Part) -> Callable[[Tensor], Tensor] | None:
-        return self._modules[part.norm] if part.norm else None  # quicker than an attribute of a module
-
-    def _sided(self, part: Part, site: Site, read: Read, kwargs: dict[str, Argument]) -> tuple[Tensor, ...]:
+    def _sided(self, part: Ready, site: Site, read: Read, raw: Tensor, frame: Frame) -> tuple[Tensor, ...]:
         """The same where the design shares values of attention: with those that it keeps, and mixing what it gives."""
         backbone = self.owner.backbone
         plan, kept = backbone.stream.plan, backbone.stream.values(site).kept
         if not kept and not read.values:
-            return (self._answer(part, read.lanes, kwargs),)
-        attention = self._modules[part.sublayer]
-        with replaced(attention, self.anatomy, backbone.config, read.values, plan.kv[0]) as made:
-            y = self._answer(part, read.lanes, kwargs)
+            return (self._answer(part, read.lanes, raw, frame),)
+        with replaced(child(self, part.sublayer), self.block, backbone.config, read.values, plan.kv[0]) as made:
+            y = self._answer(part, read.lanes, raw, frame)
         return (y, *made) if kept else (y,)
 
-    def _answer(self, part: Part, lanes: tuple[Tensor, ...], kwargs: dict[str, Argument]) -> Tensor:
+    def _answer(self, part: Ready, lanes: tuple[Tensor, ...], raw: Tensor, frame: Frame) -> Tensor:
         """What a part makes of its lanes, as it is written."""
-        sublayer: Model = self._modules[part.sublayer]
-        if len(lanes) == 1:
-            (x,) = lanes
-        else:
+        frame.values.update(x=lanes[0], lanes=lanes[0], raw=raw)
+        if len(lanes) > 1:
             assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
             if not torch.compiler.is_compiling():
-                self.lanes.attach(sublayer)
-            x = torch.cat(lanes, -1)
-        y = sublayer(x, **kwargs) if part.kind == "attn" else sublayer(x)
-        y = y[0] if isinstance(y, tuple) else y
-        y = self._modules[part.post](y) if part.post else y
-        return y * getattr(self, self.anatomy.scale) if self.anatomy.scale else y
+                self.lanes.attach(child(self, part.sublayer))
+            frame.values["lanes"] = torch.cat(lanes, -1)
+        return first(part.answer(frame))
 
 
 class OnStreamNorm(Named):
@@ -173,7 +201,7 @@ class OnStreamBackbone:
     def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
         kwargs.update(zip(self.after_input, args, strict=False))
         if self.__dict__.get("_is_replica"):  # of DataParallel: a copy whose layers still point at what was copied
-            adopt_replica(self, anatomy_of(self.config))
+            adopt_replica(self, known(self.config))
         if self.remembers and str(self.config._attn_implementation).startswith("paged|"):
             raise ValueError(
                 f"{self.stream.name} with layout {self.config.layout or 'as the base'} keeps more than keys and values "
@@ -203,7 +231,8 @@ class OnStreamBackbone:
 @cache
 def on_stream(base: Class, mixin: Class) -> Class:
     """The class of a layer or a final norm, with the mixin before it."""
-    body = {"after_state": positional(base.forward)} if mixin is OnStreamLayer else {}
+    named = {"after_state": positional(base.forward), "defaults": defaults(base.forward)}
+    body: dict[str, object] = {**named} if mixin is OnStreamLayer else {}
     return made(f"Residua{base.__name__}", (mixin, base), body)
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from residua.hf.anatomy import Model, Tokenizer
 from residua.hf.defaults import BOUND
-from residua.hf.forward import Tap
+from residua.hf.forward import OnStreamLayer, Tap
+from residua.hf.program import child
 from residua.stream import Conversion
 
 TEXT = (
@@ -110,8 +111,33 @@ def _explained(model: Model, seen: list[float]) -> float:
     MOST is no small difference any more, whatever its reason.
     """
     eps = next((getattr(model.config, key) for key in EPS if getattr(model.config, key, None) is not None), 0.0)
+    # a norm may have an eps of its own, whatever the config says
+    eps = max(eps, *(eps_of(norm, model.config.hidden_size) for norm in _norms(model)), 0.0)
     sites = len(model.base_model.stream.plan.readers)
     return min(MOST, sites * eps / (2 * max(min(seen, default=1.0), 1e-30)))
+
+
+def _norms(model: nn.Module) -> Iterator[nn.Module]:
+    """The norms before the sublayers."""
+    for layer in model.modules():
+        if isinstance(layer, OnStreamLayer):
+            yield from (child(layer, part.norm) for part in layer.ready if part.norm)
+
+
+@torch.no_grad()
+def eps_of(norm: nn.Module, width: int) -> float:
+    """The eps that a norm adds to the mean square, from how it answers to a hundredth of an input."""
+    device = next((each.device for each in norm.parameters()), torch.device("cpu"))
+    x = torch.linspace(-1, 1, width, device=device)
+    x, small = (x / x.square().mean().sqrt())[None, None], 1e-2
+
+    def size(y: Tensor) -> float:
+        return (norm(y) - norm(-y)).norm().item()  # without a bias
+
+    share = (size(small * x) / max(size(x), 1e-30)) ** 2  # small^2 (1 + eps) / (small^2 + eps)
+    if share < 2 * small**2:  # no norm: it is as small as what it was handed
+        return 0.0
+    return max(0.0, small**2 * (1 - share) / (share - small**2))
 
 
 EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from transformers.utils.output_capturing import install_output_capuring_hook
 
-from residua.hf.anatomy import Class, Model, anatomy_of, probe
-from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, on_stream
+from residua.hf.anatomy import Class, Model, known, probe
+from residua.hf.forward import OnStreamBackbone, OnStreamLayer, OnStreamNorm, Tap, on_stream, ready
 from residua.hf.insert import insert
 from residua.hf.lanes import LaneHooks
 from residua.hf.owner import adopt
+from residua.hf.program import program
 from residua.hf.values import check_values
 from residua.registry import build
 from residua.runner import Execution
@@ -25,25 +26,28 @@ def install(model: Model) -> None:
     if isinstance(getattr(backbone, "stream", None), Stream):
         return
     config = backbone.config
-    anatomy = anatomy_of(config)
+    anatomy = known(config)
     probe(backbone, anatomy)
     plan = anatomy.plan(config, config.layout)
-    stream, slots = build(config.stream, plan), anatomy.slots(config.layout)
-    layers, norm = getattr(backbone, anatomy.layers), getattr(backbone, anatomy.norm)
+    stream = build(config.stream, plan)
+    layers, norm = backbone.get_submodule(anatomy.layers), backbone.get_submodule(anatomy.norm)
     dtype = next((each.dtype for each in norm.parameters()), torch.float32)
     if not isinstance(backbone, OnStreamBackbone):
         backbone.__class__ = model.converted(backbone.__class__)
     _forget_recorders(backbone)
     adopt(backbone, anatomy)
-    for layer, sites in zip(layers, map(plan.block, range(plan.depth)), strict=True):
+    for place, layer in enumerate(layers):
+        sites, block = plan.block(place), anatomy.block(place)
         layer.__class__ = on_stream(layer.__class__, OnStreamLayer)
-        layer.anatomy, layer.sites, layer.tap = anatomy, sites, Tap()
-        layer.inserted = insert(config, slots, sites, stream).to(backbone.device, dtype)
-        layer.lanes = None
+        layer.anatomy, layer.block, layer.ready, layer.sites = anatomy, block, ready(block), sites
+        layer.returned = None if block.returns is None else tuple(map(program, block.returns))
+        layer.tap, layer.lanes = Tap(), None
+        layer.inserted = insert(config, anatomy.slots(config.layout, place), sites, stream).to(backbone.device, dtype)
+        attention = block.attention
         if stream.sided:
-            check_values(getattr(layer, anatomy.parts[0].sublayer), anatomy, config, plan, stream.spec)
-        if any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
-            layer.lanes = LaneHooks(getattr(layer, anatomy.parts[0].sublayer), anatomy, config)
+            check_values(layer, block, config, plan, stream.spec)
+        if attention is not None and any(site.kind == "attn" and stream.feeds(site) > 1 for site in sites):
+            layer.lanes = LaneHooks(layer.get_submodule(attention.sublayer), block, config)
     norm.__class__ = on_stream(norm.__class__, OnStreamNorm)
     norm.tap = Tap()
     for part in stream.modules():
@@ -51,18 +55,18 @@ def install(model: Model) -> None:
             setattr(part, OF_STREAM, True)
     backbone.stream = stream.to(device=backbone.device, dtype=torch.float32)
     backbone.execution = Execution()
-    backbone.remembers = stream.mixes_tokens or len(slots) > len(anatomy.kinds())
+    backbone.remembers = stream.mixes_tokens or any(len(layer.inserted) for layer in layers)
 
 
 def remove(model: Model, classes: tuple[Class, Class]) -> None:
     """Undo `install` on a live model whose classes were these, its own and its backbone's."""
     backbone = model.base_model
-    anatomy = anatomy_of(backbone.config)
-    norm = getattr(backbone, anatomy.norm)
-    for layer in getattr(backbone, anatomy.layers):
+    anatomy = known(backbone.config)
+    norm = backbone.get_submodule(anatomy.norm)
+    for layer in backbone.get_submodule(anatomy.layers):
         if layer.lanes is not None:
             layer.lanes.detach()
-        for name in ("anatomy", "sites", "tap", "owner", "inserted", "lanes"):
+        for name in ("anatomy", "block", "ready", "returned", "sites", "tap", "owner", "inserted", "lanes"):
             delattr(layer, name)
         layer.__class__ = layer.__class__.__bases__[1]
     del norm.tap, norm.owner, backbone.stream, backbone.execution, backbone.remembers

@@ -10,32 +10,34 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from residua.hf.anatomy import Anatomy, Config, Fused
+from residua.hf.anatomy import Block, Config, Fused
 
 
 class LaneHooks:
     """The hooks on the projections of one attention, put on again where a projection was replaced (as peft does)."""
 
-    def __init__(self, attention: nn.Module, anatomy: Anatomy, config: Config) -> None:
-        self.projections, self.width = anatomy.projections, int(config.hidden_size)
-        if isinstance(self.projections, Fused):
-            self.sizes = self.projections.sizes(config)
+    def __init__(self, attention: nn.Module, block: Block, config: Config) -> None:
+        assert block.projections is not None  # `plan` gave this attention three lanes
+        projections, self.width = block.projections, int(config.hidden_size)
+        self.fused = projections.name if isinstance(projections, Fused) else None
+        self.sizes = projections.layout(config)[0] if isinstance(projections, Fused) else (0, 0, 0)
+        names = (projections.name,) if isinstance(projections, Fused) else projections
+        self.lane = {name: lane for lane, name in enumerate(names)} | dict.fromkeys(block.beside, 0)
         self.hooked: dict[str, nn.Module] = {}
         self.handles: dict[str, list[RemovableHandle]] = {}
         self.attach(attention)
 
     def attach(self, attention: nn.Module) -> None:
         """Make sure that the hooks are on the modules that will be called."""
-        names = (self.projections.name,) if isinstance(self.projections, Fused) else self.projections
-        for lane, name in enumerate(names):
-            module = getattr(attention, name)
+        for name, lane in self.lane.items():
+            module = attention.get_submodule(name)
             if self.hooked.get(name) is module:
                 continue
             for handle in self.handles.get(name, ()):
                 handle.remove()
             self.hooked[name] = module
             _drop_copies(module)
-            if isinstance(self.projections, Fused):
+            if name == self.fused:
                 self.handles[name] = [
                     module.register_forward_pre_hook(self.lanes_as_batches),
                     module.register_forward_hook(self.own_thirds),

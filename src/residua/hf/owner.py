@@ -17,14 +17,14 @@ class Owner:
 def adopt(backbone: Model, anatomy: Anatomy) -> None:
     """Give the layers and the final norm of a backbone their way back to it."""
     owner = Owner(backbone)
-    for module in (*getattr(backbone, anatomy.layers), getattr(backbone, anatomy.norm)):
+    for module in (*backbone.get_submodule(anatomy.layers), backbone.get_submodule(anatomy.norm)):
         module.__dict__["owner"] = owner
 
 
 def adopt_replica(backbone: Model, anatomy: Anatomy) -> None:
     """The same for a copy that DataParallel made, with a stream of its own: what a design points to inside itself,
     such as its routes, would be the original's."""
-    original, made = getattr(backbone, anatomy.norm).owner.backbone.stream, backbone.stream
+    original, made = backbone.get_submodule(anatomy.norm).owner.backbone.stream, backbone.stream
     memo: dict[int, object] = {id(original.plan): original.plan}
     for one, other in zip(original.modules(), made.modules(), strict=True):
         memo |= {id(each): getattr(other, key) for key, each in one._parameters.items() if each is not None}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from residua.hf.anatomy import ANATOMY, PREFIX, Argument, Class, Config
+from residua.hf.anatomy import PREFIX, Argument, Class, Config
 
 
 def register(auto: ModuleType) -> None:
     """Tell transformers' module of config classes the model types of converted models."""
-    for base_type in ANATOMY:
+    for base_type in list(auto.CONFIG_MAPPING_NAMES):
         auto.CONFIG_MAPPING.register(PREFIX + base_type, _pending(base_type), exist_ok=True)
 
 

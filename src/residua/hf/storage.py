@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer, anatomy_of
+from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer, refuse_type
 from residua.hf.complete import first_line, load
 from residua.hf.weights import INDEX as INDEX
 from residua.hf.weights import SINGLE as SINGLE
@@ -24,9 +24,11 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, revision=revision)
-    anatomy_of(config)
+    refuse_type(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantised; convert the full-precision model and quantise the result")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(f"no anatomy for {config.model_type!r}: transformers has no causal language model of it")
     return load(AutoModelForCausalLM, source, config, dtype=dtype, revision=revision or "main")
 
 
@@ -52,16 +54,12 @@ def load_config(source: str, *, revision: str | None = None) -> Config:
         if folder.is_dir() and isinstance(error, ValueError):
             named = model_type(folder)
             if named is not None and not named.startswith(PREFIX):
-                anatomy_of(_Named(named))
+                raise ValueError(
+                    f"no anatomy for {named!r}: this transformers release has no such model; use one that has, or load "
+                    "the model with its own code and give convert the model itself"
+                ) from None
         raise ValueError(f"{source}: config.json cannot be used: {first_line(error)}") from error
     return values
-
-
-class _Named:
-    """A config of which only the type is known."""
-
-    def __init__(self, model_type: str) -> None:
-        self.model_type = model_type
 
 
 def model_type(folder: Path) -> str | None:

@@ -12,42 +12,52 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Config, Fused
+from residua.hf.anatomy import Anatomy, Block, Config, Fused
 from residua.plan import Plan
 
 
-def projection_of(attention: nn.Module, anatomy: Anatomy) -> nn.Module:
+def projection_of(attention: nn.Module, anatomy: Anatomy | Block) -> nn.Module:
     """The module that makes the values."""
     projections = anatomy.projections
-    found: nn.Module = getattr(attention, projections.name if isinstance(projections, Fused) else projections[2])
-    return found
+    assert projections is not None  # `check_values` has refused what has none
+    return attention.get_submodule(projections.name if isinstance(projections, Fused) else projections[2])
 
 
-def check_values(attention: nn.Module, anatomy: Anatomy, config: Config, plan: Plan, spec: str) -> None:
-    """Refuse an attention whose values are not what the plan says."""
+def check_values(layer: nn.Module, block: Block, config: Config, plan: Plan, spec: str) -> None:
+    """Refuse a layer whose attention makes other values than the plan says, or none."""
     heads, width = plan.kv
-    fused = anatomy.projections
-    if isinstance(fused, Fused):
-        made = fused.sizes(config)[2] * fused.groups(config)
+    if block.attention is None:
+        raise ValueError(
+            f"{spec} shares values of attention, and {type(layer).__name__} has no projection that makes them"
+        )
+    attention, fused = layer.get_submodule(block.attention.sublayer), _fused(block, config)
+    if fused is not None:
+        sizes, groups = fused
+        made = sizes[2] * groups
     else:
-        made = getattr(projection_of(attention, anatomy), "out_features", heads * width)
+        made = getattr(projection_of(attention, block), "out_features", heads * width)
     if made != heads * width:
         raise ValueError(
             f"{spec} shares values of {heads} heads of width {width}, and this attention makes {made} numbers"
         )
 
 
+def _fused(anatomy: Anatomy | Block, config: Config) -> tuple[tuple[int, int, int], int] | None:
+    """The layout of a fused projection."""
+    return anatomy.projections.layout(config) if isinstance(anatomy.projections, Fused) else None
+
+
 @contextmanager
 def replaced(
-    attention: nn.Module, anatomy: Anatomy, config: Config, given: tuple[Tensor, ...], heads: int
+    attention: nn.Module, anatomy: Anatomy | Block, config: Config, given: tuple[Tensor, ...], heads: int
 ) -> Iterator[list[Tensor]]:
     """Inside, attention mixes scale v + shift (or v, if nothing is given); the list is filled with v."""
     made: list[Tensor] = []
-    fused = anatomy.projections
+    fused = _fused(anatomy, config)
 
     def hook(module: nn.Module, args: object, output: Tensor) -> Tensor | None:
-        if isinstance(fused, Fused):
-            sizes, groups = fused.sizes(config), fused.groups(config)
+        if fused is not None:
+            sizes, groups = fused
             parts = output.unflatten(-1, (groups, sum(sizes)))
             rest, v = parts.split((sizes[0] + sizes[1], sizes[2]), -1)
             made.append(v.flatten(-2))
