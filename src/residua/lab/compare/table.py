@@ -112,7 +112,8 @@ def to_html(results: Record) -> str:
 def show(results: Record) -> None:
     """Print the table to the terminal; a narrow one leaves out columns until no cell is folded, and says which."""
     cells, width, dropped = columns(results), terminal().width, list[str]()
-    for title in SPARED:
+    others = [title for title in cells if title not in (*KEPT, *SPARED)]
+    for title in (*others, *SPARED):
         if _width(cells, results["rows"]) <= width:
             break
         if cells.pop(title, None) is not None:
@@ -124,9 +125,11 @@ def show(results: Record) -> None:
     print_table(list(cells), rows, below, results["notes"])
 
 
+KEPT = ("design", "val loss", "vs baseline")
+"""What every terminal shows."""
 SPARED = ("perplexity", "equal time", "eff n", "collapsed", "hardware", "entropy", "memory", "lr", "bits/byte", "max w",
           "speed", "params")  # fmt: skip
-"""What a narrow terminal does without, first to last."""
+"""What a narrow terminal does without, first to last, after columns that are not named here."""
 
 
 def _seeds(results: Record) -> str:
