@@ -31,7 +31,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(("name", "value", "read", "words"), python.ENVIRONMENT, ids=str)
+@pytest.mark.parametrize(("name", "value", "read", "words"), python.ENVIRONMENT)
 def test_environment(monkeypatch, name, value, read, words):
     monkeypatch.setenv(name, value)
     if name == "RESIDUA_BACKEND":
