@@ -159,8 +159,9 @@ def test_inspect_shows_a_converted_model(made, tmp_path):
 
 
 def test_inspect_writes_a_page(made, tmp_path):
-    said = invoke("inspect", made[0], "--prompt", "abc", "--html", tmp_path / "page.html")
-    assert said.endswith(f"written: {tmp_path / 'page.html'}\n")
+    said = CliRunner().invoke(app, ["inspect", str(made[0]), "--prompt", "abc", "--html", str(tmp_path / "page.html")])
+    assert said.exit_code == 0
+    assert said.stderr.endswith(f"written: {tmp_path / 'page.html'}\n")
     page = (tmp_path / "page.html").read_text()
     assert "<html" in page[:2000]
     assert "not run on a prompt" not in page

@@ -40,8 +40,12 @@ def test_signal_saves_and_the_run_goes_on_to_the_same_end(tmp_path, number, kind
 
 
 def test_closed_terminal_saves_like_a_signal_to_end(tmp_path):
-    with pytest.raises(Interrupted) as caught:
-        run(tmp_path / "stopped", on_event=send(signal.SIGHUP, "train", 3))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        with pytest.raises(Interrupted) as caught:
+            run(tmp_path / "stopped", on_event=send(signal.SIGHUP, "train", 3))
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert caught.value.exit_code == 128 + signal.SIGHUP
     assert checkpoints.steps(tmp_path / "stopped" / "checkpoints")[-1] == 3
     run(tmp_path / "stopped")
@@ -59,6 +63,17 @@ def test_signal_that_is_ignored_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_ctrl_c_is_heard_in_the_background_too():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interrupts.caught == signal.SIGINT
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_signal_in_the_last_step_changes_nothing(tmp_path):

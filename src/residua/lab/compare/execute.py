@@ -20,7 +20,7 @@ from residua.lab.compare.plan import PLAN, ComparePlan, Run
 from residua.lab.compare.pool import Pool, Started
 from residua.lab.compare.work import STOPPED, Work
 from residua.lab.runs import RESULT, check_belongs, divergence, is_done
-from residua.lab.train.interrupt import ENDING
+from residua.lab.train.interrupt import heard
 
 ENDED = {"loss": float, "bits_per_byte": float}
 """What is told of a result."""
@@ -168,8 +168,7 @@ def _stopping(running: list[_Job]) -> Iterator[None]:
         raise KeyboardInterrupt
 
     here = threading.current_thread() is threading.main_thread()  # elsewhere signals cannot be had
-    heard = [number for number in ENDING if here and signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    before = {number: signal.signal(number, interrupt) for number in (heard() if here else ())}
     try:
         yield
     finally:

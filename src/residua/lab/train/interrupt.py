@@ -32,10 +32,8 @@ class Interrupted(Agreed):
 class Interrupts:
     """Inside a `with`, the signals set `caught`. Outside the main thread signals cannot be had: nothing is set.
 
-    One that the process was told to ignore, as `nohup` does with SIGHUP, stays ignored.
+    Those that `heard` leaves out stay as they are.
     """
-
-    NUMBERS = ENDING
 
     def __init__(self) -> None:
         self.caught: int | None = None
@@ -43,8 +41,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            heard = [number for number in self.NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
-            self._before = {number: signal.signal(number, self._catch) for number in heard}
+            self._before = {number: signal.signal(number, self._catch) for number in heard()}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -58,3 +55,13 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+
+def heard() -> list[int]:
+    """What this process should listen to: all of `ENDING`, but for a closed terminal under `nohup`.
+
+    That SIGINT is ignored says nothing: a shell does so to whatever it starts in the background, and somebody who sends
+    the signal to such a process means it.
+    """
+    hangup = getattr(signal, "SIGHUP", None)
+    return [number for number in ENDING if number != hangup or signal.getsignal(number) is not signal.SIG_IGN]
