@@ -93,7 +93,7 @@ def test_replay_finds_a_number_that_is_off(tmp_path, recording):
     call = bytearray(recording.calls[0])
     call[-2] ^= 0x40
     wrong = Recording(recording.functions, [bytes(call)])
-    found = replay(tmp_path, wrong, shutil.which("cc") or "gcc", extra=("-O0", "-DRESIDUA_NO_X86"))
+    found = replay(tmp_path, wrong, shutil.which("cc") or "gcc", extra=("-O1", "-DRESIDUA_NO_X86"))
     assert found.returncode == 1, found.stdout + found.stderr
     assert " off" in found.stdout
 

@@ -219,7 +219,7 @@ def test_signal_to_the_command_saves_says_so_and_gives_its_exit_code(corpus, tmp
         _, rest = process.communicate(timeout=120)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
     assert process.returncode == 128 + number, rest
     assert f"residua: stopped by {number.name} after step " in rest
     assert "run the same command to continue" in rest

@@ -138,7 +138,8 @@ class OnStreamLayer(Named):
             read = runner.read(flow, site, normed)
             shared: list[Tensor] = []
             if part is None:
-                y = inserted(*read.lanes, mask=mask, documents=documents, kept=kept)
+                apart = {} if documents is None else {"documents": documents}
+                y = inserted(*read.lanes, mask=mask, kept=kept, **apart)
             elif stream.sided and part.attends:
                 y, *shared = self._sided(part, site, read, raw, frame)
             else:

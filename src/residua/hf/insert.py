@@ -48,7 +48,9 @@ class Inserted(nn.Module, ABC):
         return F.rms_norm(x, x.shape[-1:], self.gain, EPS)
 
     @abstractmethod
-    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(
+        self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None, documents: Tensor | None = None
+    ) -> Tensor:
         """What is written: `mask` is False at padding, `documents` counts those of a packed row from the one that goes
         on, and `kept` is what earlier tokens left."""
 
@@ -82,7 +84,9 @@ class InsertedSWA(Inserted, kind="swa"):
         self.k, self.v = (nn.Linear(width, shared, bias=False) for _ in range(2))
         self.o = nn.Linear(self.heads * head_width, width, bias=False)
 
-    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(
+        self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None, documents: Tensor | None = None
+    ) -> Tensor:
         x, key, value = lanes if len(lanes) == 3 else lanes * 3
         real = torch.ones(x.shape[:2], dtype=torch.long, device=x.device) if mask is None else mask.long()
         seen = 0 if kept is None else kept.seen
@@ -125,7 +129,9 @@ class InsertedCanon(Inserted, kind="canon"):
             raise ValueError(f"{site.name}: kernel={kernel} must be at least 1: it counts the current token")
         self.taps = nn.Parameter(torch.zeros(kernel, config.hidden_size))
 
-    def forward(self, *lanes: Tensor, mask: Tensor | None, documents: Tensor | None, kept: Kept | None) -> Tensor:
+    def forward(
+        self, *lanes: Tensor, mask: Tensor | None, kept: Kept | None, documents: Tensor | None = None
+    ) -> Tensor:
         (x,) = lanes
         if mask is not None:
             x = x * mask[..., None].to(x.dtype)  # padding must not leak into the tokens after it

@@ -11,7 +11,17 @@ import torch
 from residua.hf.anatomy import PREFIX, Config, Model, Tokenizer
 from residua.hf.defaults import BOUND
 
-ADDED = ("model_type", "transformers_version", "architectures", "auto_map", "stream", "layout", "identity", "base")
+ADDED = (
+    "model_type",
+    "transformers_version",
+    "architectures",
+    "auto_map",
+    "stream",
+    "layout",
+    "anatomy",
+    "identity",
+    "base",
+)
 """What a converted config has of its own, or says otherwise than the base's."""
 
 
