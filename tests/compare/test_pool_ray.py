@@ -68,7 +68,7 @@ def test_table_is_the_local_one_whatever_happens(place, address):
     code, _, error = pools.finish(command)
     assert code == 130, error
     assert "every run is saved" in error
-    pools.wait_for(lambda: pools.said(place, "out", folder, "stopped by SIGINT"), timeout=10)
+    pools.wait_for(lambda: pools.said(place, "out", folder, "stopped by SIGINT"), timeout=60)
 
     code, results, error = pools.finish(pools.start(place, "out", *on))
     assert code == 0, error
