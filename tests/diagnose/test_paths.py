@@ -45,7 +45,10 @@ def test_parts_of_the_head_are_the_logit_and_what_ablation_takes_from_it(spec):
         assert torch.allclose(without, logits_without(model, "head", place), atol=1e-9), place
 
 
-@pytest.mark.parametrize("spec", ["attnres:heads=2", "denseformer", "mudd", "hyper", "delta:blocks=2,value_lane=true"])
+@pytest.mark.parametrize(
+    "spec",
+    ["attnres:heads=2", "denseformer", "mudd", "hyper", "delta:blocks=2,value_lane=true", "delta:gate=vector,block=3"],
+)
 def test_parts_of_other_reads_are_the_slope_of_the_ablation(spec):
     """Of the logit, as a share of the source is taken away: by differences of two forwards on either side."""
     model = Case(spec).model()

@@ -7,7 +7,9 @@ import sys
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
 
+from residua.cli import app
 from residua.lab.data import prepare
 from residua.lab.data.tokenizer import Bytes
 from residua.lab.evaluate import Opened, corpus_loss, open_model
@@ -136,3 +138,13 @@ def test_command_refuses(trained, text, arguments, said):
     )
     assert ran.returncode == 2
     assert said in ran.stderr
+
+
+@pytest.mark.eval
+@pytest.mark.parametrize(
+    ("task", "words"), [("residua_nothing", "there are residua_"), ("no_such_task", "lm-eval ls tasks")]
+)
+def test_unknown_task_is_refused_before_a_model_is_opened(tmp_path, task, words):
+    said = CliRunner().invoke(app, ["eval", str(tmp_path / "no model"), "--task", task])
+    assert said.exit_code != 0
+    assert words in str(said.exception)

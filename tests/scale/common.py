@@ -20,6 +20,7 @@ import torch.distributed as dist
 from filelock import FileLock
 from torch import Tensor, nn
 
+import residua
 from residua.lab.train import TrainConfig
 from residua.lab.train.optim import Optimizers
 from residua.model import ModelConfig, Transformer, token_loss
@@ -100,8 +101,9 @@ def torchrun(processes: int, *more: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of a process of a test."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **more}
+    """That of a process of a test, which imports the residua that is imported here."""
+    code = str(Path(residua.__file__).parents[1])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([code, str(ROOT)]), **more}
 
 
 def begin() -> tuple[int, int]:

@@ -40,7 +40,7 @@ def test_signal_saves_and_the_run_goes_on_to_the_same_end(tmp_path, number, kind
 
 
 def test_closed_terminal_saves_like_a_signal_to_end(tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+    before = signal.signal(signal.SIGHUP, lambda *_: None)  # the tests themselves may run under nohup
     try:
         with pytest.raises(Interrupted) as caught:
             run(tmp_path / "stopped", on_event=send(signal.SIGHUP, "train", 3))
