@@ -6,7 +6,7 @@ against the reference, and compiled ahead of time for real GPUs; their speed and
 Every op is a `torch.library` operator, so that autograd, checkpointing and `torch.compile` see one node and never the
 pointers inside it.
 
-Sources are read where they are, through a table of their addresses. Offsets are 64-bit, sums are float32 (float64
+Sources are read where they are, through a table of their addresses (`_triton_table`). Offsets are 64-bit, sums are float32 (float64
 for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one partial sum a
 program and added up afterwards, so the same inputs give the same bits.
 """
@@ -74,18 +74,6 @@ def alike(sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
             raise ValueError(f"sources of one shape, not {tuple(sources[0].shape)} and {tuple(source.shape)}")
         dtype = torch.promote_types(dtype, source.dtype)
     return tuple(source.to(dtype) for source in sources)
-
-
-def table(tensors: Sequence[Tensor | None], where: Tensor) -> Tensor:
-    """The tensors' addresses, 0 for None, on the device of `where`: the caller keeps them alive until the launch."""
-    places = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    if where.device.type != "cuda":
-        return torch.tensor(places, dtype=torch.int64, device=where.device)
-    if torch.cuda.is_current_stream_capturing():
-        # a replay would copy the table from host memory that was given back long ago
-        raise Unsupported("a table of addresses cannot be captured into a CUDA graph")
-    # from pinned memory the copy is queued like a kernel; from pageable memory the host would wait for the GPU
-    return torch.tensor(places, dtype=torch.int64, pin_memory=True).to(where.device, non_blocking=True)
 
 
 def aligned(tensors: Sequence[Tensor | None], width: int) -> bool:

@@ -19,6 +19,24 @@ def _attend(*arguments: Any, **options: Any) -> Any:
     return attend(*arguments, **options)
 
 
+def _attend_ahead(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton_groups import ahead
+
+    return ahead(*arguments, **options)
+
+
+def _attend_merge(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton_groups import merge
+
+    return merge(*arguments, **options)
+
+
+def _attend_together(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton_groups import together
+
+    return together(*arguments, **options)
+
+
 def _mix(*arguments: Any, **options: Any) -> Any:
     from residua.ops.mix.triton import mix
 
@@ -46,6 +64,9 @@ def _window_attend(*arguments: Any, **options: Any) -> Any:
 # an import statement each: torch.compile follows one, but not an import by name
 SERVED: dict[str, Callable[..., Any]] = {
     "attend": _attend,
+    "attend_ahead": _attend_ahead,
+    "attend_merge": _attend_merge,
+    "attend_together": _attend_together,
     "mix": _mix,
     "remix": _remix,
     "delta_write": _delta_write,

@@ -5,15 +5,15 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from residua.native import guard
-from residua.native.library import available
 from residua.ops._backend import choice, run
 from residua.ops.attend import linear, reference
 from residua.ops.attend.cpu import CARRIED as CARRIED
-from residua.ops.attend.cpu import ahead as ahead
-from residua.ops.attend.cpu import merge as merge
 from residua.ops.attend.native import Carry as Carry
-from residua.ops.attend.together import together as together
+from residua.ops.attend.phases import ahead as ahead
+from residua.ops.attend.phases import carries as carries
+from residua.ops.attend.phases import groupable as groupable
+from residua.ops.attend.phases import merge as merge
+from residua.ops.attend.phases import together as together
 
 
 def attend(
@@ -63,12 +63,6 @@ def attend_weights(
         "attend_weights", sources[0], reference.weights, query, sources,
         eps=eps, null=null, heads=heads, total=total, centered=centered,
     )  # fmt: skip
-
-
-def groupable(source: Float[Tensor, "*n d"]) -> bool:
-    """Whether `ahead`, `merge` and `together` may be called for sources like this one now; they still say what they
-    cannot serve by `Unsupported`."""
-    return choice() in ("auto", "cpu") and not guard.watched() and not guard.foreign(source) and available()
 
 
 def _refuse(sources: tuple[Tensor, ...]) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
 from residua.ops._triton_device import accumulator, source
+from residua.ops._triton_table import addresses
 from residua.ops.attend.reference import added
 
 
@@ -184,7 +185,7 @@ def _attend(
     sums = torch.empty(*like.shape[:-1], heads, 2, dtype=_wide(like), device=like.device)
     host.launch(
         _forward_kernel, (triton.cdiv(tokens, settings["BT"]),), like,
-        host.table(sources, like), like, query.contiguous(), null, out, sums, len(sources), tokens,
+        addresses(sources, like), like, query.contiguous(), null, out, sums, len(sources), tokens,
         ALIGNED=host.aligned(sources, width), **settings,
     )  # fmt: skip
     return out, sums
@@ -212,7 +213,7 @@ def _attend_backward(
     dnull = torch.empty(grid, dtype=sums.dtype, device=like.device)
     host.launch(
         _backward_kernel, (grid,), like,
-        host.table(sources, like), host.table(gradients, like), like, query.contiguous(), null, sums,
+        addresses(sources, like), addresses(gradients, like), like, query.contiguous(), null, sums,
         dout.contiguous(), dquery, dnull, len(sources), tokens,
         ALIGNED=host.aligned([*sources, *gradients], width), **settings,
     )  # fmt: skip
