@@ -6,9 +6,9 @@ against the reference, and compiled ahead of time for real GPUs; their speed and
 Every op is a `torch.library` operator, so that autograd, checkpointing and `torch.compile` see one node and never the
 pointers inside it.
 
-Sources are read where they are, through a table of their addresses (`_triton_table`). Offsets are 64-bit, sums are float32 (float64
-for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one partial sum a
-program and added up afterwards, so the same inputs give the same bits.
+Sources are read where they are, through a table of their addresses (`_triton_table`). Offsets are 64-bit, sums are
+float32 (float64 for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one
+partial sum a program and added up afterwards, so the same inputs give the same bits.
 """
 
 from __future__ import annotations

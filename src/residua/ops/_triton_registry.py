@@ -61,15 +61,50 @@ def _window_attend(*arguments: Any, **options: Any) -> Any:
     return window_attend(*arguments, **options)
 
 
+def _attend_weights(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton_weights import attend_weights
+
+    return attend_weights(*arguments, **options)
+
+
+def _attend_norm(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend.triton_norm import attend_norm
+
+    return attend_norm(*arguments, **options)
+
+
+def _attend_qkv(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.attend_qkv.triton import attend_qkv
+
+    return attend_qkv(*arguments, **options)
+
+
+def _shortconv(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.shortconv.triton import shortconv
+
+    return shortconv(*arguments, **options)
+
+
+def _sinkhorn(*arguments: Any, **options: Any) -> Any:
+    from residua.ops.sinkhorn.triton import sinkhorn
+
+    return sinkhorn(*arguments, **options)
+
+
 # an import statement each: torch.compile follows one, but not an import by name
 SERVED: dict[str, Callable[..., Any]] = {
     "attend": _attend,
+    "attend_norm": _attend_norm,
+    "attend_weights": _attend_weights,
     "attend_ahead": _attend_ahead,
     "attend_merge": _attend_merge,
     "attend_together": _attend_together,
+    "attend_qkv": _attend_qkv,
     "mix": _mix,
     "remix": _remix,
     "delta_write": _delta_write,
+    "shortconv": _shortconv,
+    "sinkhorn": _sinkhorn,
     "window_attend": _window_attend,
 }
 """The ops with a Triton kernel."""

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from residua.ops._backend import choice, run
-from residua.ops.attend import linear, reference
+from residua.ops.attend import linear, normed, reference
 from residua.ops.attend.cpu import CARRIED as CARRIED
 from residua.ops.attend.native import Carry as Carry
 from residua.ops.attend.phases import ahead as ahead
@@ -62,6 +62,26 @@ def attend_weights(
     return run(
         "attend_weights", sources[0], reference.weights, query, sources,
         eps=eps, null=null, heads=heads, total=total, centered=centered,
+    )  # fmt: skip
+
+
+def attend_norm(
+    query: Float[Tensor, " d"],
+    sources: tuple[Float[Tensor, "b t d"], ...],
+    gain: Float[Tensor, " d"],
+    *,
+    norm_eps: float,
+    eps: float = 1e-6,
+    null: Float[Tensor, " 1"] | None = None,
+    heads: int = 1,
+    total: bool = False,
+    centered: bool = False,
+) -> Float[Tensor, "b t d"]:
+    """gain x / sqrt(mean(x^2) + norm_eps) of the read x = attend(query, sources): one pass on a GPU, in inference."""
+    _refuse(sources)
+    return normed.attend_norm(
+        attend, query, sources, gain,
+        norm_eps=norm_eps, eps=eps, null=null, heads=heads, total=total, centered=centered,
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Reads in groups, by the kernels of the sources' device: there is no other form of them.
 
-    ahead     several queries over the sources there are: what each read, and the sources to go on with
-    merge     one query over the sources that came since, and what it had read
-    together  several complete reads at once, without gradients
+ahead     several queries over the sources there are: what each read, and the sources to go on with
+merge     one query over the sources that came since, and what it had read
+together  several complete reads at once, without gradients
 """
 
 from __future__ import annotations

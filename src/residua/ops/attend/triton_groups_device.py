@@ -1,8 +1,8 @@
 """Several queries over the same sources in one pass, and one query over the sources that came since: Triton kernels.
 
 A block is [tokens, queries, heads, width / heads]; a source is loaded once for all queries. A carry, (x_0, lse_0) of an
-earlier pass, is one more entry of the softmax, with the value x_0 and the logit lse_0. With p the softmax, g_n = <dx, v_n>,
-s the scale of the read and dlse the gradient of its log-sum,
+earlier pass, is one more entry of the softmax, with the value x_0 and the logit lse_0. With p the softmax,
+g_n = <dx, v_n>, s the scale of the read and dlse the gradient of its log-sum,
 
     delta = sum_n p_n g_n       dl_n = p_n (s (g_n - delta) + dlse)
     dv_n  = sum_queries (s p_n dx + rstd_n dl_n q) - rstd_n^3 / d (sum_queries,heads dl_n <q, v_n>) v_n
@@ -141,7 +141,7 @@ def backward_kernel(
                 dv = tl.sum(p[:, :, :, None] * dx + step[:, :, :, None] * q, 1)[:, None, :, :]
                 turn = tl.sum(tl.sum(step * dot, 2), 1)[:, None, None, None] * (rstd * rstd)[:, :, :, None] / WIDTH
                 dv -= turn * v
-                if BEFORE:
+                if BEFORE:  # noqa: SIM102  a constant, which the compiler takes away with what it guards
                     if tl.load(before + n) != 0:
                         dv += tl.load(source(before, n, like, ALIGNED) + at, mask=live, other=0.0).to(ACC)
                 tl.store(source(gradients, n, like, ALIGNED) + at, dv.to(like.dtype.element_ty), mask=live)
