@@ -13,7 +13,8 @@ partial sum a program and added up afterwards, so the same inputs give the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +27,26 @@ BLOCK = 2048
 """Numbers of one tensor that a program holds at a time, unless one token is wider."""
 
 
+Launcher = Callable[..., None]
+_launcher: Launcher | None = None
+
+
+@contextmanager
+def launching(by: Launcher) -> Iterator[None]:
+    """Hand every launch in the `with`, with the arguments of `launch`, to something else: what compiles or counts it."""
+    global _launcher
+    before, _launcher = _launcher, by
+    try:
+        yield
+    finally:
+        _launcher = before
+
+
 def launch(kernel: Any, grid: tuple[int, ...], where: Tensor, *arguments: Any, warps: int = 4, **settings: Any) -> None:
     """Run a kernel on the device of `where`; an empty grid is no work."""
-    if all(grid):
+    if _launcher is not None:
+        _launcher(kernel, grid, where, *arguments, warps=warps, **settings)
+    elif all(grid):
         with torch.cuda.device_of(where):
             kernel[grid](*arguments, num_warps=warps, **settings)
 

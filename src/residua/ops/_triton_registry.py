@@ -6,11 +6,12 @@ An op's module, `ops/<op>/triton.py`, is imported when a CUDA tensor first reach
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from residua.native.guard import Unsupported
-from residua.ops._backend import kernel
+from residua.ops._backend import forget, kernel, registered
 
 
 def _attend(*arguments: Any, **options: Any) -> Any:
@@ -115,6 +116,21 @@ def register(device: str = "cuda") -> None:
     there = importlib.util.find_spec("triton") is not None
     for op, serve in SERVED.items():
         kernel(op, "triton", device)(serve if there else _absent)
+
+
+@contextmanager
+def serving(device: str) -> Iterator[None]:
+    """`register`, until the end of the `with`."""
+    before = {op: registered(op, device) for op in SERVED}
+    register(device)
+    try:
+        yield
+    finally:
+        for op, found in before.items():
+            if found is None:
+                forget(op, device)
+            else:
+                kernel(op, found[0], device)(found[1])
 
 
 def _absent(*arguments: Any, **options: Any) -> Any:
