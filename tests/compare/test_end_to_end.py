@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from tests.compare.inside import write_text
 from tests.compare.pools import timeless
 
 pytestmark = pytest.mark.slow
@@ -39,10 +40,7 @@ seeds = [7]
 def workplace(tmp_path_factory):
     """A folder with a small text and the plan."""
     folder = tmp_path_factory.mktemp("compare")
-    (folder / "text").mkdir()
-    for number in range(60):
-        words = " ".join(f"word{(number * 37 + place * place) % 101}" for place in range(60))
-        (folder / "text" / f"{number}.txt").write_text(f"Text {number}. {words}\n")
+    write_text(folder / "text")
     (folder / "plan.toml").write_text(PLAN)
     return folder
 
