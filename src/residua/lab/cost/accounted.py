@@ -1,8 +1,8 @@
 """A runner that puts what a design does on the design's account, and the norms it calls on the backbone's.
 
-    with walk:
-        model.walk(ids, Accounted(model.stream, walk))                 # accounts "stream" and "backbone"
-        model.walk(ids, Accounted(model.stream, walk, by_site=True))   # "0 stream", "0 backbone", "1 stream", ...
+with walk:
+    model.walk(ids, Accounted(model.stream, walk))                 # accounts "stream" and "backbone"
+    model.walk(ids, Accounted(model.stream, walk, by_site=True))   # "0 stream", "0 backbone", "1 stream", ...
 """
 
 from __future__ import annotations
