@@ -33,7 +33,7 @@ _launcher: Launcher | None = None
 
 @contextmanager
 def launching(by: Launcher) -> Iterator[None]:
-    """Hand every launch in the `with`, with the arguments of `launch`, to something else: what compiles or counts it."""
+    """Hand every launch in the `with`, with the arguments of `launch`, to something else, such as a compiler."""
     global _launcher
     before, _launcher = _launcher, by
     try:

@@ -53,7 +53,7 @@ def _sources(parameters: list[tuple[int, ...]], n: int, tokens: int, width: int)
 
 def _reads(width: int) -> int:
     """Queries that fill a pass of the kernels, where rows are wide."""
-    return 2 if width < 256 else max(2, min(16, 8192 // (1 << (width - 1).bit_length())))
+    return 2 if width < 256 else max(2, 4096 // (1 << (width - 1).bit_length()))
 
 
 def _read(**options: Any) -> Callable[..., Tensor]:
@@ -100,9 +100,9 @@ def _window(**options: Any) -> Callable[..., Tensor]:
     return lambda q, k, v: ops.window_attend(q, k, v, **options)
 
 
-def _heads(tokens: int, width: int, n: int) -> list[tuple[int, ...]]:
-    size = min(width, 128)
-    return [(1, width // size, tokens, size)] * 3
+def _heads(most: int) -> Callable[[int, int, int], list[tuple[int, ...]]]:
+    """Queries, keys and values in heads of at most so many numbers."""
+    return lambda tokens, width, n: [(1, max(1, width // most), tokens, min(width, most))] * 3
 
 
 CASES = (
@@ -123,8 +123,8 @@ CASES = (
         plain=_one_by_one,
     ),
     KernelCase(
-        "attend together", "attend_together", lambda t, d, n: _sources([(_reads(d), d), (_reads(d),)], n, t, d), _together,
-        graded=False, wide=2, plain=_gated,
+        "attend together", "attend_together", lambda t, d, n: _sources([(_reads(d), d), (_reads(d),)], n, t, d),
+        _together, graded=False, wide=2, plain=_gated,
     ),
     KernelCase("attend_qkv", "attend_qkv", lambda t, d, n: [(1, t, d)] * (1 + 2 * n), _attention),
     _mixture("static", lambda t, d, n: (n,)),
@@ -141,7 +141,9 @@ CASES = (
         "sinkhorn", "sinkhorn", lambda t, d, n: [(1, t, 4, 4)], lambda logits: ops.sinkhorn(logits, iterations=20),
         types=(torch.float32, torch.float64),
     ),
-    KernelCase("window_attend", "window_attend", _heads, _window(window=16)),
-    KernelCase("window_attend, encoder", "window_attend", _heads, _window(window=16, mode="local", causal=False)),
+    KernelCase(
+        "window_attend", "window_attend", _heads(128), _window(window=16), types=(torch.float32, torch.bfloat16)
+    ),
+    KernelCase("window_attend, encoder", "window_attend", _heads(64), _window(window=16, mode="local", causal=False)),
 )  # fmt: skip
 """One or more for every op of `_triton_registry.SERVED`; merging is part of reading in groups."""

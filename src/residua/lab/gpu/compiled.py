@@ -1,7 +1,7 @@
 """What a GPU's compiler makes of every Triton kernel, which takes no GPU: registers, spills and shared memory.
 
-A launch is not run but compiled, specialised to its arguments as Triton does, for processors of four kinds. Spills are
-stores of registers to memory, found in the machine code; a kernel without any keeps its numbers where it computes.
+A launch is not run but compiled, specialised to its arguments as Triton does, for processors of four kinds. A kernel
+without spills keeps its numbers where it computes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Usage(NamedTuple):
     registers: int
     """A thread."""
     spills: int
-    """Stores of registers to memory in its machine code."""
+    """What does not fit the registers: bytes on NVIDIA's, registers on AMD's."""
     shared: int
     """Bytes a program."""
     widest: int
@@ -99,8 +99,8 @@ class Compiler:
         target = GPUTarget(self.target.backend, self.target.arch, self.target.lanes)
         options = {"num_warps": warps, "num_stages": num_stages}
         done = compile(ASTSource(kernel, signature, constants, hints), target=target, options=options)
-        read = _nvidia if self.target.backend == "cuda" else _amd
-        registers, spills, widest = read(done.asm)
+        read: Any = _nvidia if self.target.backend == "cuda" else _amd
+        registers, spills, widest = read(done.asm, self.target.arch)
         self.found[key] = Usage(kernel.__name__, warps, registers, spills, done.metadata.shared, widest)
 
 
@@ -127,27 +127,41 @@ def _specialised(kernel: Any, arguments: Sequence[Any], settings: dict[str, Any]
     return signature, constants, hints
 
 
-def _nvidia(code: Any) -> tuple[int, int, int]:
-    """Registers, spills and bytes of the widest load."""
+def _nvidia(code: Any, arch: int) -> tuple[int, int, int]:
+    """Registers, bytes of spills and bytes of the widest load."""
     from triton import knobs
 
-    tool = knobs.nvidia.cuobjdump.path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code["cubin"])
         file.flush()
-
-        def dump(what: str) -> str:
-            return subprocess.run([tool, what, file.name], capture_output=True, text=True, check=True).stdout
-
-        usage = dump("--dump-resource-usage")
-        registers, stack = (int(re.findall(rf"{what}:(\d+)", usage)[-1]) for what in ("REG", "STACK"))
-        # a call, as of a 64-bit division, has a frame on the stack too: only stores are spills
-        spills = len(re.findall(r"\bSTL\b", dump("--dump-sass"))) if stack else 0
+        usage = _output(knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name)
+    registers, stack = (int(re.findall(rf"{what}:(\d+)", usage)[-1]) for what in ("REG", "STACK"))
     loads = re.findall(r"ld\.global(?:\.\w+?)*?(?:\.v(\d))?\.b(\d+)", code["ptx"])
-    return registers, spills, max((int(many or 1) * int(bits) // 8 for many, bits in loads), default=0)
+    widest = max((int(many or 1) * int(bits) // 8 for many, bits in loads), default=0)
+    # a call, as of a 64-bit division, has a frame on the stack too: the assembler says what a spill is
+    return registers, _spilled(code["ptx"], arch) if stack else 0, widest
 
 
-def _amd(code: Any) -> tuple[int, int, int]:
+def _spilled(text: str, arch: int) -> int:
+    """Bytes of registers that the assembler stores to memory, compiling as Triton does."""
+    from triton.backends.nvidia.compiler import get_ptxas, sm_arch_from_capability
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(text)
+        name, out = sm_arch_from_capability(arch), str(file.with_suffix(".cubin"))
+        said = _output(
+            get_ptxas(arch).path, "-lineinfo", "-v", "--regAllocOptLevel=2", f"--gpu-name={name}", str(file), "-o", out
+        )
+    return sum(int(one) for one in re.findall(r"(\d+) bytes spill stores", said))
+
+
+def _output(*command: str) -> str:
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return ran.stdout + ran.stderr
+
+
+def _amd(code: Any, arch: str) -> tuple[int, int, int]:
     text = code["amdgcn"]
 
     def number(what: str) -> int:
@@ -210,8 +224,8 @@ def write(path: Path, measured: Measured, command: str) -> None:
     """A results file of the table, a row a line."""
     rows = ",\n".join(f"    {json.dumps(row)}" for row in measured["rows"])
     head = json.dumps({key: one for key, one in measured.items() if key != "rows"})[1:-1]
-    text = f'{{"format": {record.FORMAT}, "command": {json.dumps(command)},\n  "kernels": {{{head}, "rows": [\n{rows}\n  ]}}}}\n'
-    write_text(path, text)
+    first = f'"format": {record.FORMAT}, "command": {json.dumps(command)}'
+    write_text(path, f'{{{first},\n  "kernels": {{{head}, "rows": [\n{rows}\n  ]}}}}\n')
 
 
 def digest() -> str:

@@ -26,13 +26,15 @@ kernel("attend_together", "cpu", "cpu")(together_on_cpu)
 
 
 def groupable(source: Tensor) -> bool:
-    """Whether `ahead`, `merge` and `together` may be called for sources like this one now; they still say what they
-    cannot serve by `Unsupported`."""
+    """Whether `ahead`, `merge` and, outside compiled code, `together` may be called for sources like this one now; they
+    still say what they cannot serve by `Unsupported`."""
     name, _ = registered("attend_ahead", source.device.type) or (None, None)
     if name is None or choice() not in ("auto", name):
         return False
     if name == "cpu":
-        return not guard.watched() and not guard.foreign(source) and available()
+        if guard.watched() and not torch.compiler.is_compiling():  # a mode that counts sees the reads of the equation
+            return False
+        return not guard.only_torch(source) and available()
     return not guard.transformed() and not torch.compiler.is_compiling()
 
 

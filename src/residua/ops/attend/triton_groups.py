@@ -23,13 +23,14 @@ from residua.ops.attend import groups
 from residua.ops.attend import triton_groups_device as device
 from residua.ops.attend.native import Carry, ReadOptions
 
-BLOCK = 8192
-"""Numbers of all queries that a program holds, three times backwards: as many as its registers take without a spill."""
+BLOCK = 1 << 14
+"""Bytes of all queries that a program holds, three times backwards: as many as registers take without a spill."""
 
 
-def most_queries(width: int, heads: int) -> int:
-    """Queries that share a pass over rows of `width`."""
-    return min(16, BLOCK // (host.power(heads) * host.power(width // heads)))
+def most_queries(width: int, heads: int, dtype: torch.dtype) -> int:
+    """Queries that share a pass over rows of `width`; two may take twice the room."""
+    row = host.power(heads) * host.power(width // heads) * norm.accumulator(dtype).itemsize
+    return min(16, max(BLOCK // row, 2 if row <= BLOCK else 1))
 
 
 def _settings(how: ReadOptions, queries: Tensor, like: Tensor, nulls: Tensor | None) -> dict[str, Any]:
@@ -197,8 +198,9 @@ def _served(query: Tensor, sources: Sequence[Tensor], heads: int) -> None:
         raise Unsupported(f"sources unlike the first, which is {like.dtype} of shape {tuple(like.shape)}")
 
 
-def _at_once(count: int, width: int, heads: int) -> int:
-    most = most_queries(width, heads)
+def _at_once(count: int, like: Tensor, heads: int) -> int:
+    width = like.shape[-1]
+    most = most_queries(width, heads, like.dtype)
     if count < 2 or most < 2:
         raise Unsupported(f"{count} queries of {width}, of which {max(most, 1)} can share a pass")
     return most
@@ -209,7 +211,7 @@ def ahead(
 ) -> tuple[tuple[Carry, ...], tuple[Tensor, ...]]:
     """What each of the queries [k d] reads from the sources so far, for `merge`; and the sources to go on with."""
     _served(queries, sources, heads)
-    most, how = _at_once(len(queries), queries.shape[-1], heads), ReadOptions(eps, heads)
+    most, how = _at_once(len(queries), sources[0], heads), ReadOptions(eps, heads)
     carries: list[Carry] = []
     for first in range(0, len(queries), most):
         part = slice(first, first + most)
@@ -237,7 +239,7 @@ def together(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """One complete read a query, times its gain, and times its gate where there is one; without gradients."""
     _served(queries[0], sources, heads)
-    like, most = sources[0], _at_once(len(queries), queries[0].shape[-1], heads)
+    like, most = sources[0], _at_once(len(queries), sources[0], heads)
     wide = norm.accumulator(like.dtype)
     found: list[Tensor] = []
     for first in range(0, len(queries), most):
