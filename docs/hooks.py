@@ -17,7 +17,7 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
-from measured import bars, bench, finetuned, repeated, results, routing, task_results
+from measured import bars, bench, claims, finetuned, repeated, results, routing, task_results
 
 import residua
 from residua import testing
@@ -282,6 +282,7 @@ ANSWERS: dict[str, Callable[..., str]] = {
         results,
         routing,
         repeated,
+        claims,
         task_results,
         finetuned,
         map_table,

@@ -44,6 +44,20 @@ def results(name: str) -> str:
     return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}"
 
 
+def claims() -> str:
+    """What is claimed of residual streams, beside what the files in `results` say of it."""
+    from residua.lab.advise.paper_claims import judge
+
+    judged = judge(ROOT / "results")
+    rows = [
+        (one.claim.claim, one.claim.who, one.measured(), one.interval(), f"<b>{one.verdict}</b>", one.source)
+        for one in judged
+    ]
+    shown = table(("claim", "who says so", "measured here", "95 % interval", "verdict", "file"), rows)
+    commands = dict.fromkeys(f"{one.command}  # {one.source}" for one in judged if one.command)
+    return f"{shown}\n\n{fence(chr(10).join(commands), 'sh')}"
+
+
 def routing(name: str) -> str:
     """How sharp the reads of a comparison's deep third are."""
     file = ROOT / "results" / name / "results.json"

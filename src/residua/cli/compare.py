@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from residua.cli._flags import MOST_SEEDS, grid, path_option, tell, typed
+from residua.extras import need
 from residua.lab.common.files import Record, Values
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def command(
     from residua.lab.compare.table import show
     from residua.lab.compare.until import Until
     from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.conversions.plan import is_conversion
     from residua.lab.data import check_data
 
     tune = {"lr": grid("lr-grid", lr_grid), "residual_lr": grid("residual-lr-grid", residual_lr_grid)}
@@ -82,7 +84,12 @@ def command(
     if plan is not None:
         if given or match != "none" or threads != 1:
             raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
-        chosen = read_plan(find_plan(plan))
+        if is_conversion(file := find_plan(plan)):
+            if until_resolved is not None or records is not None or force:
+                raise ValueError(f"{file} compares conversions: --until-resolved, --records and --force are not for it")
+            _conversions(file, out, seeds, jobs, on, dry_run, timed, as_json)
+            return
+        chosen = read_plan(file)
         if seeds is not None:
             chosen = replace(chosen, seeds=tuple(range(seeds)))
     else:
@@ -123,6 +130,41 @@ def command(
     if page is not None:
         typer.echo(f"report: {page}")
     typer.echo("\n" + "\n".join(lines(verdict(results, out))))
+
+
+def _conversions(
+    file: Path, out: Path, seeds: int | None, jobs: int | None, on: str, dry_run: bool, timed: bool, as_json: bool
+) -> None:
+    """A plan of conversions: a checkpoint fine-tuned as it is, beside its conversions."""
+    need("hf", "transformers")
+    from transformers.utils import logging
+
+    from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.conversions import compare_conversions, read_conversion
+    from residua.lab.conversions.base import foreseen, in_lines
+    from residua.lab.conversions.results import show
+
+    logging.disable_progress_bar()
+    plan = read_conversion(file)
+    if seeds is not None:
+        plan = replace(plan, seeds=tuple(range(seeds)))
+    if dry_run:
+        found = foreseen(plan, tell if timed else None)
+        typer.echo(json.dumps(found, indent=2) if as_json else in_lines(found))
+        return
+    if timed:
+        raise ValueError("--timed goes with --dry-run")
+    try:
+        with _display() as listen:
+            results = compare_conversions(plan, out, jobs=jobs, on=on, command=typed(), on_event=listen)
+    except KeyboardInterrupt:
+        tell("residua: interrupted; every run is saved, and the same command resumes")
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(results, indent=2))
+        return
+    show(results)
+    typer.echo(f"written: {out}/results.json, results.md\n\n" + "\n".join(lines(verdict(results, out))))
 
 
 def _size(text: str) -> dict[str, int]:

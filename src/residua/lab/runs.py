@@ -196,7 +196,7 @@ def read_recipe(settings: Record) -> Recipe:
     return (FinetuneConfig if "checkpoint" in settings else TrainConfig).from_json(settings)
 
 
-def read_run(folder: Path, seed: int, config: TrainConfig | None = None, chosen: Collection[str] = ()) -> FinishedRun:
+def read_run(folder: Path, seed: int, config: Recipe | None = None, chosen: Collection[str] = ()) -> FinishedRun:
     """Everything a run left, from one look at each of its files.
 
     config, chosen: what the run must be a run of, as in `check_belongs`.
@@ -250,7 +250,7 @@ def check_digest(folder: Path, result: Record, digest: str | None) -> None:
         )
 
 
-def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = ()) -> None:
+def check_belongs(folder: Path, config: Recipe, chosen: Collection[str] = ()) -> None:
     """Refuse the folder of a run that is there, if it is a run of another configuration than this.
 
     chosen: fields that may be anything, because a search chose them.
@@ -263,7 +263,7 @@ def check_belongs(folder: Path, config: TrainConfig, chosen: Collection[str] = (
         check_digest(folder, read_json(folder / RESULT), digest_of(settings))
 
 
-def check_settings(folder: Path, settings: Record, config: TrainConfig, chosen: Collection[str] = ()) -> None:
+def check_settings(folder: Path, settings: Record, config: Recipe, chosen: Collection[str] = ()) -> None:
     """Refuse settings that are not those of a configuration, but for the `chosen` ones."""
     here = {key: value for key, value in config.to_json().items() if key not in chosen}
     if found := differing({key: value for key, value in settings.items() if key not in chosen}, here):

@@ -21,9 +21,11 @@ import numpy as np
 from residua.lab.common.files import Record, Values
 from residua.lab.compare.plan import ComparePlan
 from residua.lab.data.tokenizer import Bytes, bpe_size
-from residua.lab.train import TrainConfig
 from residua.lab.train.loop import Trainer
+from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import reproducible
+from residua.lab.train.sampler import Tokens
+from residua.lab.train.subject import Subject
 
 WARM, TIMED = 1, 3
 """Updates before the clock starts, and those that are timed."""
@@ -66,15 +68,20 @@ def estimate(plan: ComparePlan, tell: Callable[[str], None] = lambda text: None)
     return rows
 
 
-def seconds(config: TrainConfig) -> tuple[float, float]:
-    """Processor seconds of an update and of a validation of a config, here and now."""
-    vocab = _vocab(config.tokenizer)
+def seconds(
+    config: Recipe, subject: Callable[[Tokens], Subject] | None = None, vocab: int | None = None
+) -> tuple[float, float]:
+    """Processor seconds of an update and of a validation of a config, here and now.
+
+    subject: makes what is trained, where it is no model of our own. vocab: its ids, where the tokenizer does not tell.
+    """
+    vocab = _vocab(config.tokenizer) if vocab is None else vocab
     draw = np.random.default_rng(0)
     train, valid = (draw.integers(0, vocab, size) for size in (64 * config.context, 96 * config.context))
     tokens = _Random(train, valid, vocab, vocab - 1, len(valid), {"fingerprint": "none"})
     config = replace(config, steps=WARM + TIMED, explode=1e30, corpus="pydoc")
     with reproducible(config):
-        trainer = Trainer(config, tokens)
+        trainer = Trainer(config, tokens, None if subject is None else subject(tokens))
         times = []
         for _ in range(WARM + TIMED):
             begun = time.process_time()

@@ -13,12 +13,13 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from residua.lab.common.expect import read_expected
 from residua.lab.common.files import Listener, Values, contents, read_json, write_json
-from residua.lab.compare.plan import PLAN, ComparePlan, Run
+from residua.lab.compare.plan import PLAN
 from residua.lab.compare.pool import Pool, Started
-from residua.lab.compare.work import STOPPED, Work
+from residua.lab.compare.work import STOPPED, Planned, Work
 from residua.lab.runs import RESULT, check_belongs, divergence, is_done
 from residua.lab.train.interrupt import heard
 
@@ -28,13 +29,20 @@ PATIENCE = 60.0
 """Seconds that runs have to save when they are asked to end."""
 
 
+class Plan(Protocol):
+    """What decides an experiment, as its directory keeps it."""
+
+    def to_json(self) -> Values:
+        """Plain values."""
+
+
 class RunFailed(ValueError):
     """A run ended in an error; the others are kept."""
 
 
 @dataclass
 class _Job:
-    run: Run
+    run: Planned
     work: Work
     started: Started
     told: bool = False
@@ -42,7 +50,7 @@ class _Job:
     restarts: int = 0
 
 
-def refuse_strangers(plan: ComparePlan, out: Path) -> None:
+def refuse_strangers(plan: Plan, out: Path) -> None:
     """Refuse a directory that is not this plan's, without touching it."""
     stored = out / PLAN
     if stored.exists():
@@ -52,7 +60,7 @@ def refuse_strangers(plan: ComparePlan, out: Path) -> None:
         raise ValueError(f"{out} is there and is not the directory of a comparison; give another --out")
 
 
-def claim(plan: ComparePlan, out: Path) -> None:
+def claim(plan: Plan, out: Path) -> None:
     """Make `out` the directory of this plan, or refuse it if it is another's."""
     refuse_strangers(plan, out)
     stored = out / PLAN
@@ -63,7 +71,7 @@ def claim(plan: ComparePlan, out: Path) -> None:
 
 
 def execute(
-    runs: Sequence[Run],
+    runs: Sequence[Planned],
     out: Path,
     *,
     pool: Pool,
@@ -107,7 +115,7 @@ def execute(
                     listen({"kind": "progress", "run": job.run.folder, **line})
 
 
-def _check(run: Run, out: Path, needed: Collection[str]) -> None:
+def _check(run: Planned, out: Path, needed: Collection[str]) -> None:
     broken = divergence(out / run.folder)
     if broken and run.folder in needed:
         raise RunFailed(
@@ -116,7 +124,7 @@ def _check(run: Run, out: Path, needed: Collection[str]) -> None:
         )
 
 
-def _prepare(run: Run, out: Path, threads: int) -> Work:
+def _prepare(run: Planned, out: Path, threads: int) -> Work:
     job = out / "jobs" / f"{run.folder}.json"  # a run's folder is the run's alone
     job.parent.mkdir(parents=True, exist_ok=True)
     write_json(job, run.config.to_json())

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from residua.lab.common.expect import read_expected
 from residua.lab.common.files import write_json
+from residua.lab.train.recipe import Recipe
 
 DONE, FAILED, STOPPED = 0, 1, 130
 """How a run may end, as the exit code of its process: by itself, by an error, because somebody asked it to."""
+
+
+class Planned(Protocol):
+    """A run of an experiment: what decides it, and where it goes below the experiment's directory."""
+
+    @property
+    def config(self) -> Recipe: ...
+    @property
+    def folder(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +28,7 @@ class Work:
     """A run to be made. Its folder is the run's alone; the files of the comparison lie beside the config."""
 
     job: Path
-    """The run's `TrainConfig` as JSON."""
+    """The run's `TrainConfig` or `FinetuneConfig` as JSON."""
     folder: Path
     threads: int = 1
     gpus: int = 0

@@ -1,4 +1,4 @@
-"""One run of a comparison, in a process of its own: train, then look at the routing. `python -m` runs it.
+"""One run of a comparison, in a process of its own: train or fine-tune, then look at the routing. `python -m` runs it.
 
 A process per run keeps peak memory honest, fixes the threads, and lets one run fail alone. How it ended lies beside its
 config when it has ended; a process that ends and leaves no such file was killed.
@@ -18,8 +18,10 @@ from residua.lab.common.files import Record, Values, read_json, write_json
 from residua.lab.common.hardware import hardware
 from residua.lab.common.locks import RunLocked
 from residua.lab.compare.work import DONE, FAILED, STOPPED, Work
-from residua.lab.runs import DIVERGED, HARDWARE, ROUTING, read_if_there
-from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, train
+from residua.lab.finetune_config import FinetuneConfig
+from residua.lab.runs import DIVERGED, HARDWARE, ROUTING, read_if_there, read_recipe
+from residua.lab.train import Diverged, Interrupted, TrainConfig, load_model, read_metrics, train
+from residua.lab.train.recipe import Recipe
 from residua.lab.train.reproducible import device_of
 
 PATIENCE = 60.0
@@ -58,7 +60,7 @@ def attempt(work: Work, *, patience: float = 0.0) -> tuple[int, str]:
     try:
         ending = DONE, _run(work, time.monotonic() + patience)
     except (Interrupted, KeyboardInterrupt) as stop:
-        ending = STOPPED, str(stop) or "stopped before the first update"
+        ending = STOPPED, str(stop) or "stopped before training began"
     except Exception as error:
         if not isinstance(error, ValueError | TypeError | OSError | ArithmeticError | RuntimeError):
             traceback.print_exc()  # not a mistake in the input: the log says where
@@ -68,7 +70,7 @@ def attempt(work: Work, *, patience: float = 0.0) -> tuple[int, str]:
 
 
 def _run(work: Work, deadline: float) -> str:
-    config, folder = TrainConfig.from_json(read_json(work.job)), work.folder
+    config, folder = read_recipe(read_json(work.job)), work.folder
 
     def note(event: Record) -> None:
         if event["kind"] in ("start", "resumed"):
@@ -78,7 +80,12 @@ def _run(work: Work, deadline: float) -> str:
 
     while True:
         try:
-            train(config, folder, on_event=note)
+            if isinstance(config, FinetuneConfig):
+                from residua.lab.finetune import finetune  # needs transformers
+
+                finetune(config, folder, on_event=note)
+            else:
+                train(config, folder, on_event=note)
             if not (folder / ROUTING).exists():
                 write_json(folder / ROUTING, look(config, folder))
             return ""
@@ -91,8 +98,14 @@ def _run(work: Work, deadline: float) -> str:
             time.sleep(1)
 
 
-def look(config: TrainConfig, folder: Path) -> Values:
-    """The routing of a trained run on the first sequences of the validation set: summary and mean weights."""
+def look(config: Recipe, folder: Path) -> Values:
+    """The routing of a trained run on the first sequences of the validation set: summary and mean weights.
+
+    Of a fine-tuned checkpoint the summary that its last validation made; a base without a stream has no sites.
+    """
+    if not isinstance(config, TrainConfig):
+        *_, last = (line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "valid")
+        return dict(last.get("routing", {"sites": []}))
     import torch
 
     from residua.lab.data import prepare
