@@ -52,8 +52,8 @@ def command(
     out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or (plain) the
-    standard network against transformers' Llama and a plain form in PyTorch."""
+    """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or, with
+    plain, the standard network against transformers' Llama and a plain form in PyTorch."""
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
