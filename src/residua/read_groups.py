@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua import ops
+from residua.native.library import asked_while_tracing
 from residua.ops.attend import CARRIED, Carry, groupable, merge, together
 from residua.ops.attend import ahead as begin
 from residua.plan import Site
@@ -86,18 +87,20 @@ class ReadGroups:
         return self._begin(state, site)
 
     def _begin(self, state: State, site: Site) -> tuple[State, Ahead]:
+        if torch.compiler.is_exporting():  # whether it pays depends on sizes that an exported graph must not know
+            return state, NOTHING
         stream, after = self.stream, self.stream.plan.readers[site.index + 1]
         coming = _coming(stream, self.group, self.blockwise)[after.index]
         if coming is None:
             return state, NOTHING
         kept, _ = stream.mixture(state, after)
-        final = coming.complete and not torch.is_grad_enabled()
+        compiling, final = torch.compiler.is_compiling(), coming.complete and not torch.is_grad_enabled()
         pays = (final and kept[0].numel() < self.least) or self._pays(kept[0]) if len(kept) > 1 else False
         if not pays or not groupable(kept[0]):
             return state, NOTHING
         routes = [route for each in coming.sites for route in stream.routes(each)]
         try:
-            if final:
+            if final and not compiling:
                 return state, Ahead(made=_made(routes, kept, stream))
             queries = Query.stacked([route.query for route in routes if route.query is not None])
             nulls = [route.null.logit for route in routes if route.null is not None]
@@ -106,7 +109,8 @@ class ReadGroups:
             )
         except ops.Unsupported:  # one after the other, then, which says what is the matter
             return state, NOTHING
-        if not torch.is_grad_enabled():  # sources that have a history must keep it for sites that ask for gradients
+        # sources that have a history must keep it for sites that ask for gradients; a compiler adds gradients up itself
+        if compiling or not torch.is_grad_enabled():
             return state, Ahead(begun, kept)
         # gradients of later reads arrive at the sources as this pass hands them on, and leave with its own added
         same = {id(old): new for old, new in zip(kept, covered, strict=True)}
@@ -146,6 +150,9 @@ def _coming(stream: AttendingStream, most: int, blockwise: bool) -> list[Coming 
     if (most, blockwise) not in known:
         known[most, blockwise] = _planned(stream, most, blockwise)
     return known[most, blockwise]
+
+
+asked_while_tracing(_coming)
 
 
 def _planned(stream: AttendingStream, most: int, blockwise: bool) -> list[Coming | None]:

@@ -175,14 +175,14 @@ class Runner:
         return flow.state
 
     def _read(self, flow: Flow, site: Site, norm: Norm) -> Read:
-        if self.groups is not None and (flow.ahead.begun or flow.ahead.made) and not torch.compiler.is_compiling():
+        if self.groups is not None and (flow.ahead.begun or flow.ahead.made):
             lanes = self.groups.lanes(flow.state, flow.ahead, site)
             if lanes is not None:
                 return Read(norm(*lanes))
         return self.stream.read(flow.state, site, norm)
 
     def _onward(self, state: State, flow: Flow, site: Site) -> Flow:
-        if self.groups is None or torch.compiler.is_compiling():  # a compiler fuses reads itself
+        if self.groups is None:
             return Flow(state)
         return Flow(*self.groups.onward(state, flow.ahead, site))
 

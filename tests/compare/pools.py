@@ -7,6 +7,9 @@ import subprocess
 import sys
 import time
 
+from residua.lab.common.locks import RunLocked, locked
+from tests.compare.inside import write_text
+
 PLAN = """
 designs = ["standard", "attnres"]
 seeds = [0]
@@ -25,31 +28,30 @@ save_every = 50
 
 def make_place(folder):
     """A folder with a text and the plan."""
-    (folder / "text").mkdir()
-    for number in range(60):
-        words = " ".join(f"word{(number * 37 + place * place) % 101}" for place in range(60))
-        (folder / "text" / f"{number}.txt").write_text(f"Text {number}. {words}\n")
+    write_text(folder / "text")
     (folder / "plan.toml").write_text(PLAN)
     return folder
 
 
 def start(place, out, *flags):
-    """The command, begun at `began` in seconds."""
-    began = time.time()
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", "plan.toml", "--out", out,
-         "--no-report", "--json", *flags],
-        cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"RESIDUA_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a test run may ignore it
-    )  # fmt: skip
-    process.began = began
+    """The command, begun at `began` in seconds; what it tells its user grows in the file `told`."""
+    began, told = time.time(), place / f"{out}-{time.monotonic_ns()}.txt"
+    with told.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", "plan.toml",
+             "--out", out, "--no-report", "--json", *flags],
+            cwd=place, stdout=subprocess.PIPE, stderr=errors, text=True,
+            env=os.environ | {"RESIDUA_CACHE": str(place / "cache"), "OMP_NUM_THREADS": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a test run may ignore it
+        )  # fmt: skip
+    process.began, process.told = began, told
     return process
 
 
 def finish(process, timeout=300):
     """Exit code, results and errors of the command, once it has ended."""
-    said, error = process.communicate(timeout=timeout)
+    said, _ = process.communicate(timeout=timeout)
+    error = process.told.read_text()
     return process.returncode, json.loads(said) if process.returncode == 0 else said, error
 
 
@@ -69,6 +71,32 @@ def at_work(command, place, out, updates=30, timeout=200):
                     pass  # it has just ended, or not signed yet
         time.sleep(0.01)
     raise AssertionError(f"no run of {out} was found at work in {timeout} s")
+
+
+def kill_one(command, place, out):
+    """Kill the process of a run in the middle of its updates, and wait until the command has told that it is lost."""
+    worker, _ = at_work(command, place, out)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: "lost (its process was killed" in command.told.read_text())
+
+
+def press_ctrl_c(command, worker, seconds=3.0):
+    """Interrupt a command while one of its runs stands still: else that may end before the news comes to it."""
+    os.kill(worker, signal.SIGSTOP)
+    command.send_signal(signal.SIGINT)
+    time.sleep(seconds)
+    os.kill(worker, signal.SIGCONT)
+
+
+def at_rest(place, out):
+    """Whether no process is at work in a folder of a run: those of a killed command may outlive it for a while."""
+    try:
+        for metrics in (place / out).glob("runs/*/*/metrics.jsonl"):
+            with locked(metrics.parent):
+                pass
+    except RunLocked:
+        return False
+    return True
 
 
 def steps_saved(folder):

@@ -1,4 +1,4 @@
-"""The command itself: real processes, a real corpus, stopped and started again."""
+"""The command itself: a real corpus, real processes, stopped; and what this process then makes of their folders."""
 
 import json
 import os
@@ -10,7 +10,11 @@ import time
 
 import pytest
 
+from residua.lab import plots
+from residua.lab.compare import run
+from tests.compare.inside import Inside, write_text
 from tests.compare.pools import timeless
+from tests.refusals.harness import Said, check_refused, residua
 
 pytestmark = pytest.mark.slow
 
@@ -39,15 +43,13 @@ seeds = [7]
 def workplace(tmp_path_factory):
     """A folder with a small text and the plan."""
     folder = tmp_path_factory.mktemp("compare")
-    (folder / "text").mkdir()
-    for number in range(60):
-        words = " ".join(f"word{(number * 37 + place * place) % 101}" for place in range(60))
-        (folder / "text" / f"{number}.txt").write_text(f"Text {number}. {words}\n")
+    write_text(folder / "text")
     (folder / "plan.toml").write_text(PLAN)
     return folder
 
 
 def start(workplace, out, *flags, plan="plan.toml"):
+    """The command in a process of its own, whose runs are processes too."""
     return subprocess.Popen(
         [sys.executable, "-c", "from residua.cli import main; main()", "compare", "--plan", plan,
          "--out", out, "-j", "2", *flags],
@@ -57,19 +59,26 @@ def start(workplace, out, *flags, plan="plan.toml"):
     )  # fmt: skip
 
 
-def finished(workplace, out, *flags, plan="plan.toml", timeout=500):
-    """Exit code, output and errors of the command, once it has ended."""
-    process = start(workplace, out, *flags, plan=plan)
-    said, error = process.communicate(timeout=timeout)
-    return process.returncode, said, error
+def here(workplace, out, *flags, plan="plan.toml"):
+    """The command and its runs in this process: what it said, and the folders of the runs that were made. Pictures
+    would take longer than the runs; tests/compare/test_records.py has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        pool = Inside()
+        patch.chdir(workplace)
+        patch.setenv("RESIDUA_CACHE", str(workplace / "cache"))
+        patch.setattr(run, "make_pool", lambda on, out: pool)
+        patch.setattr(plots, "draw", lambda *_: None)
+        said = residua("compare", "--plan", plan, "--out", out, *flags)
+    return said, [folder.relative_to(out).as_posix() for folder in pool.made]
 
 
 @pytest.fixture(scope="module")
 def whole(workplace):
-    """A comparison that was never disturbed: its answer, and what it said on the way."""
-    code, out, error = finished(workplace, "whole", "--json")
-    assert code == 0, error
-    return json.loads(out), error
+    """A comparison that was never disturbed, made in one process: its answer, and what it said on the way."""
+    said, made = here(workplace, "whole", "--json", "--no-report")
+    assert said.code == 0, said.err
+    assert len(made) == 4 + 4
+    return json.loads(said.out), said.err
 
 
 def test_interrupted_comparison_goes_on_to_the_same_answer(workplace, whole):
@@ -84,17 +93,17 @@ def test_interrupted_comparison_goes_on_to_the_same_answer(workplace, whole):
     assert broken.returncode == 130, error
     assert "interrupted" in error
 
-    code, out, error = finished(workplace, "broken", "--json")
-    assert code == 0, error
-    assert timeless(json.loads(out)) == timeless(expected)
+    said, made = here(workplace, "broken", "--json")
+    assert said.code == 0, said.err
+    assert len(made) >= 4  # of the final runs none had begun
+    assert timeless(json.loads(said.out)) == timeless(expected)
 
-    begun = time.monotonic()
-    code, out, error = finished(workplace, "broken", timeout=120)
-    assert code == 0, error
-    assert time.monotonic() - begun < 60
-    assert "vs baseline" in out
-    files = {path.name for path in (workplace / "whole").iterdir()}
-    assert {"plan.json", "results.json", "results.csv", "results.md", "figures", "figures.json"} <= files
+    said, made = here(workplace, "broken", "--no-report")
+    assert said.code == 0, said.err
+    assert made == []
+    assert "vs baseline" in said.out
+    files = {path.name for path in (workplace / "broken").iterdir()}
+    assert {"plan.json", "results.json", "results.csv", "results.md", "report.html", "figures.json"} <= files
     for row in expected["rows"]:
         assert row["trials"] == 2
         assert row["rates"]["lr"] == 4e-3
@@ -108,11 +117,9 @@ def test_failing_run_is_named_and_the_rest_is_kept(workplace, whole):
     shutil.rmtree(strange)
     strange.mkdir()
     (strange / "letter.txt").write_text("mine")
-    code, _, error = finished(workplace, "bad")
-    assert code == 2
-    assert "runs/delta-blocks-2/seed0 failed" in error
-    assert "letter.txt" in error
-    assert "Traceback" not in error
+    said, _ = here(workplace, "bad")
+    check_refused(said, "runs/delta-blocks-2/seed0 failed")
+    assert "letter.txt" in said.err
     assert (workplace / "bad/runs/standard/seed0/result.json").exists()
 
 
@@ -131,9 +138,11 @@ def test_baseline_that_diverges_stops_the_comparison_at_once(workplace):
     """Twice: what is known to diverge is not run again."""
     plan = PLAN.split("[tune]")[0].replace("steps = 12", "steps = 12\nlr = 1e30")
     (workplace / "cold.toml").write_text(plan)
-    for _ in range(2):
-        code, _, error = finished(workplace, "cold", plan="cold.toml")
-        assert code == 2
-        assert "of the baseline diverged" in error
-        assert "smaller learning rate" in error
-        assert "Traceback" not in error
+    process = start(workplace, "cold", plan="cold.toml")
+    out, error = process.communicate(timeout=120)
+    check_refused(Said(process.returncode, out, error), "of the baseline diverged")
+    said, made = here(workplace, "cold", plan="cold.toml")
+    check_refused(said, "of the baseline diverged")
+    assert "smaller learning rate" in error
+    assert "smaller learning rate" in said.err
+    assert made == []

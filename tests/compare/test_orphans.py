@@ -11,6 +11,7 @@ import pytest
 
 from residua.lab.common.locks import locked
 from residua.lab.train import checkpoint as checkpoints
+from tests.compare.inside import write_text
 
 pytestmark = pytest.mark.slow
 
@@ -38,10 +39,7 @@ def runs(process):
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_runs_save_and_end_with_the_command(tmp_path, number):
-    (tmp_path / "text").mkdir()
-    for name in range(30):
-        words = " ".join(f"word{(name * 37 + place * place) % 101}" for place in range(60))
-        (tmp_path / "text" / f"{name}.txt").write_text(f"Text {name}. {words}\n")
+    write_text(tmp_path / "text", 30)
     settings = {"corpus": "dir:text", "steps": 100_000, "batch": 2, "context": 16, "eval_windows": 2}
     command = ["compare", "-d", "standard", "--size", "1x8x1", "--seeds", "1", "--out", "out"]
     command += [part for key, value in settings.items() for part in ("-s", f"{key}={value}")]

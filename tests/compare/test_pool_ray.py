@@ -1,8 +1,6 @@
 """`--on ray` on a cluster of two processors: a worker killed, the command killed, Ctrl-C; the table of a local run."""
 
-import os
 import secrets
-import signal
 import subprocess
 import sys
 
@@ -55,20 +53,19 @@ def test_table_is_the_local_one_whatever_happens(place, address):
 
     on = "--on", f"ray:address={address}"
     command = pools.start(place, "out", *on)
-    worker, _ = pools.at_work(command, place, "out")
-    os.kill(worker, signal.SIGKILL)
+    pools.kill_one(command, place, "out")
     pools.at_work(command, place, "out", updates=60)
     command.kill()
-    _, _, error = pools.finish(command)
-    assert "lost (its process was killed" in error
+    pools.finish(command)
+    pools.wait_for(lambda: pools.at_rest(place, "out"))
 
     command = pools.start(place, "out", *on)
-    _, folder = pools.at_work(command, place, "out", updates=10)
-    command.send_signal(signal.SIGINT)
+    worker, folder = pools.at_work(command, place, "out", updates=10)
+    pools.press_ctrl_c(command, worker)
     code, _, error = pools.finish(command)
     assert code == 130, error
     assert "every run is saved" in error
-    pools.wait_for(lambda: pools.said(place, "out", folder, "stopped by SIGINT"), timeout=60)
+    assert pools.said(place, "out", folder, "stopped by SIGINT")
 
     code, results, error = pools.finish(pools.start(place, "out", *on))
     assert code == 0, error

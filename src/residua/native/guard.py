@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from residua.native.build import Unavailable
-from residua.native.library import TYPES, library
+from residua.native.library import TYPES, asked_while_tracing, available, reason
 
 
 class Unsupported(Exception):
@@ -49,12 +48,30 @@ def traced(*tensors: Tensor) -> bool:
     return watched() or foreign(*tensors)
 
 
+def only_torch(*tensors: Tensor) -> bool:
+    """Whether neither a kernel nor the operator that stands for it can take these tensors.
+
+    An operator is followed by compilers and dispatch modes, whose tensors may be fake ones; it is not distributed, and
+    has no tangents.
+    """
+    if not watched():
+        return foreign(*tensors)
+    if any(hasattr(one, "to_local") for one in tensors):
+        return True
+    return _under_transform()
+
+
+def _under_transform() -> bool:
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+asked_while_tracing(_under_transform)
+
+
 def require(*tensors: Tensor) -> None:
     """Raise `Unsupported` unless the library is there and can read these tensors where they are."""
-    try:
-        library()
-    except Unavailable as reason:
-        raise Unsupported(str(reason)) from None
+    if not available():
+        raise Unsupported(reason())
     for tensor in tensors:
         if not tensor.is_cpu or tensor.layout is not torch.strided:
             raise Unsupported(f"a {tensor.layout} tensor on {tensor.device}")

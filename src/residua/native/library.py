@@ -97,6 +97,21 @@ def available() -> bool:
     return _load()[0] is not None
 
 
+def reason() -> str:
+    """Why there is no library."""
+    return _load()[1]
+
+
+def asked_while_tracing(function: Callable[..., object]) -> None:
+    """Let torch.compile call a function when it meets a call of it, and take the answer for good."""
+    # what torch.compiler.assume_constant_result does, without importing the compiler
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+asked_while_tracing(available)
+asked_while_tracing(reason)
+
+
 def status() -> dict[str, str | None]:
     """What runs, for `residua doctor`: the binary, the instructions it uses, or why there is none."""
     found, place = _load()

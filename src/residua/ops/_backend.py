@@ -95,16 +95,17 @@ def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **opti
     found = _kernels.get((op, like.device.type))
     if found is None or _choice not in ("auto", found[0]):
         if _choice != "auto":
-            _fall_back(op, f"no backend {_choice!r} for {like.device.type} tensors")
+            fall_back(op, f"no backend {_choice!r} for {like.device.type} tensors")
         return reference(*args, **options)
     try:
         return found[1](*args, **options)
     except Unsupported as reason:
-        _fall_back(op, f"{found[0]}: {reason}")
+        fall_back(op, f"{found[0]}: {reason}")
         return reference(*args, **options)
 
 
-def _fall_back(op: str, reason: str) -> None:
+def fall_back(op: str, reason: str) -> None:
+    """Say once that an op runs its reference, and why; where fallbacks are errors, raise."""
     message = f"residua.ops.{op} runs its reference implementation: {reason}"
     if _strict:
         raise RuntimeError(f"{message} (an error because RESIDUA_STRICT=1)")

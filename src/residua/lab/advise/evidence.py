@@ -7,7 +7,7 @@ copies that the package was built with.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Literal
 
 from residua.lab.checkout import checkout
 from residua.lab.common.files import Record
+from residua.lab.common.halves import kept
 from residua.lab.common.tables import count
 
 Kind = Literal["paper", "independent", "ours"]
@@ -122,6 +123,21 @@ def cited(file: Path, folder: Path) -> str:
     return f"{folder.resolve().name}/{file.relative_to(folder).as_posix()}"
 
 
+def by_seed(label: str, key: str, results: Record) -> dict[int, float]:
+    """A number of every reported run of a row, by its seed."""
+    runs = [run for run in results.get("runs", ()) if run["label"] == label]
+    return {int(Path(run["folder"]).name.removeprefix("seed")): run[key] for run in runs}
+
+
+def _comes_again(row: Record, rows: Sequence[Record], results: Record) -> bool:
+    """Whether both halves of the seeds bear the row's difference out; taken at its word where no runs are listed."""
+    base = next(one for one in rows if one["baseline"] and one["size"] == row["size"]) if results.get("runs") else None
+    if base is None:
+        return True
+    own, other = (by_seed(one["label"], "loss", results) for one in (row, base))
+    return kept([own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())], True)
+
+
 def _interval(gap: Record) -> str:
     """The interval of a difference; of fewer than three seeds there is none."""
     return "no interval" if gap["low"] is None else f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}"
@@ -139,7 +155,7 @@ def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
                 design=row["design"],
                 layout=row["layout"],
                 effect=gap["mean"],
-                decided=bool(gap["significant"]),
+                decided=bool(gap["significant"]) and _comes_again(row, rows, found),
                 parameters=row["parameters"],
                 speed=row["speed"],
                 source=f"{cited(file, folder)} (our own, {count(gap['seeds'], 'seed')})",

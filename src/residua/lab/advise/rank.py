@@ -19,6 +19,7 @@ import torch
 from residua.lab.advise.duality import PAPER, WINDOW, Claim, claims
 from residua.lab.advise.evidence import Evidence, cited, measured, placed, result_files, results_folder, solved
 from residua.lab.advise.literature import published
+from residua.lab.advise.paper_claims import Judged, judge
 from residua.lab.advise.situation import Situation
 from residua.lab.cost.predict import Cost, predict
 from residua.lab.cost.targets import Target
@@ -141,7 +142,8 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
     known = [*published(), *ours]
     plain = _both(situation, "standard", "attn,mlp")
     serving = [one for one in CANDIDATES if situation.goal in ("quality", *one.goals)]  # quality is everybody's goal
-    judged = [_judge(one, situation, known, plain) for one in serving]
+    claimed = judge(folder)
+    judged = [_judge(one, situation, known, plain, claimed) for one in serving]
     ranked = sorted((one for one in judged if not one.ruled_out), key=lambda one: _rank(one, situation))
     windows = (
         _costs(situation, "standard", f"swa:window={WINDOW},attn,mlp", plain),
@@ -157,7 +159,13 @@ def advise(situation: Situation, results: Path | None = None) -> Answer:
     )
 
 
-def _judge(candidate: Candidate, situation: Situation, known: Sequence[Evidence], plain: tuple[Cost, Cost]) -> Advice:
+def _judge(
+    candidate: Candidate,
+    situation: Situation,
+    known: Sequence[Evidence],
+    plain: tuple[Cost, Cost],
+    claimed: Sequence[Judged],
+) -> Advice:
     layout = candidate.inserts if situation.checkpoint and candidate.inserts else candidate.layout
     size = plain[0].parameters
     evidence = sorted(_of(candidate, known), key=lambda one: (abs(math.log(one.parameters / size)), one.kind))
@@ -170,7 +178,7 @@ def _judge(candidate: Candidate, situation: Situation, known: Sequence[Evidence]
         candidate.design,
         layout,
         _verdict(evidence),
-        tuple(_reasons(candidate, situation, evidence, costs)),
+        tuple(_reasons(candidate, situation, evidence, costs, claimed)),
         costs,
         tuple(evidence),
         tuple(cautions),
@@ -276,7 +284,11 @@ def _objections(
 
 
 def _reasons(
-    candidate: Candidate, situation: Situation, evidence: Sequence[Evidence], costs: Mapping[str, float]
+    candidate: Candidate,
+    situation: Situation,
+    evidence: Sequence[Evidence],
+    costs: Mapping[str, float],
+    claimed: Sequence[Judged],
 ) -> list[str]:
     """Each with its source; none at all means that nothing is known."""
     found = []
@@ -290,6 +302,12 @@ def _reasons(
         + ("" if parse_layout(one.layout) == parse_layout(candidate.layout) else f", in {one.layout}")
         + (f" ({one.note})" if one.note else "")
         for one in (*others[:1], *ours[:1])
+    ]
+    mine = placed(candidate.design, candidate.layout)
+    found += [
+        f"{one.verdict} in our runs ({one.measured()}, 95 % interval {one.interval()}: {one.source}): {one.claim.claim}"
+        for one in claimed
+        if one.claim.own == mine and one.difference is not None
     ]
     if found and situation.parallel == "pipeline":
         found.append(f"a pipeline cut sends {costs['pipeline_cut']:.3g}x the bytes: residua cost")

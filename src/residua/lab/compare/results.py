@@ -143,6 +143,7 @@ def collect(
                 "label": each.label,
                 **run.result,
                 "hardware": list(run.hardware),
+                "deep_max_weight": (run.routing or {}).get("deep_max_weight"),
             }
             for each in series
             for run in each.seeds

@@ -60,7 +60,7 @@ def attempt(work: Work, *, patience: float = 0.0) -> tuple[int, str]:
     try:
         ending = DONE, _run(work, time.monotonic() + patience)
     except (Interrupted, KeyboardInterrupt) as stop:
-        ending = STOPPED, str(stop) or "stopped before the first update"
+        ending = STOPPED, str(stop) or "stopped before training began"
     except Exception as error:
         if not isinstance(error, ValueError | TypeError | OSError | ArithmeticError | RuntimeError):
             traceback.print_exc()  # not a mistake in the input: the log says where

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from residua import ops
 from residua.counting.shapes import Unfilled
 from residua.counting.walk import Walk
+from residua.lab.cost.accounted import Accounted
 from residua.lab.cost.fused import fused
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
 from residua.plan import Site
-from residua.runner import Flow, Runner
 from residua.scale.cuts import Cuts, Route
-from residua.stream import Answer, Norm, Past, Read, Stream
 
 PARTS = ("backbone", "stream")
 
@@ -97,7 +96,7 @@ class Bill:
         ids = torch.empty(rows, tokens, dtype=torch.long, device="meta")
         with torch.enable_grad(), fused(walk) if path == "fused" else ops.backend("reference"), walk:
             with walk.inside("0 backbone"):
-                steps = model.walk(ids, _Accounted(model.stream, walk))
+                steps = model.walk(ids, Accounted(model.stream, walk, by_site=True))
             for site in model.plan.readers:
                 with walk.inside(f"{site.index} backbone"):
                     step = next(steps)
@@ -106,27 +105,3 @@ class Bill:
         # logits and their logarithms until the backward pass; there, one gradient of each
         loss = 2 * logits.nbytes + 2 * logits.numel() * max(4, dtype.itemsize)
         return cls(model, walk, rows, tokens, loss, checkpointed)
-
-
-class _Accounted(Runner):
-    """A runner that puts what a design does on its own bill, site by site."""
-
-    def __init__(self, stream: Stream, bill: Walk) -> None:
-        super().__init__(stream)
-        self.bill = bill
-
-    def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
-        with self.bill.inside("0 stream"):
-            return super().open(x, past, ids)
-
-    def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
-        def owned(*lanes: Tensor) -> tuple[Tensor, ...]:
-            with self.bill.inside(f"{site.index} backbone"):
-                return norm(*lanes)
-
-        with self.bill.inside(f"{site.index} stream"):
-            return super().read(flow, site, owned)
-
-    def write(self, flow: Flow, site: Site, read: Read, y: Tensor | Answer) -> Flow:
-        with self.bill.inside(f"{site.index} stream"):
-            return super().write(flow, site, read, y)

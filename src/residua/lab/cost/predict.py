@@ -16,13 +16,12 @@ from torch.utils import _pytree as pytree
 from residua import ops
 from residua.counting.shapes import Unfilled
 from residua.counting.walk import Walk
+from residua.lab.cost.accounted import Accounted
 from residua.lab.cost.fused import fused
 from residua.model.config import ModelConfig
 from residua.model.sublayers import Sublayer
 from residua.model.transformer import Transformer
-from residua.plan import Site
-from residua.runner import Flow, Runner
-from residua.stream import Answer, Norm, Past, Read, Stream
+from residua.runner import Runner
 
 PATHS = ("reference", "fused")
 """reference: the definitions of the ops, which write every step down; fused: what a kernel of each op has to do."""
@@ -112,36 +111,12 @@ def predict(
 def forward(model: Transformer, ids: Tensor, bill: Walk | None = None) -> tuple[dict[str, int], int]:
     """The model's loop, site by site: bytes of the state after each write, and of what the design keeps for later
     tokens."""
-    runner = Runner(model.stream) if bill is None else _Priced(model.stream, bill)
+    runner = Runner(model.stream) if bill is None else Accounted(model.stream, bill)
     steps = list(model.walk(ids, runner))
     model.logits(steps[-1].read.lanes[0])
     past = model.stream.past(steps[-1].state)
     held = {step.site.name: state_nbytes(step.after) for step in steps[:-1]}
     return held, sum(leaf.nbytes for leaf in pytree.tree_leaves(past) if leaf is not None)
-
-
-class _Priced(Runner):
-    """A runner that puts what a design does on the design's bill, and the norms it calls on the backbone's."""
-
-    def __init__(self, stream: Stream, bill: Walk) -> None:
-        super().__init__(stream)
-        self.bill = bill
-
-    def open(self, x: Tensor, past: Past = None, ids: Tensor | None = None) -> Flow:
-        with self.bill.inside("stream"):
-            return super().open(x, past, ids)
-
-    def read(self, flow: Flow, site: Site, norm: Norm) -> Read:
-        def owned(*lanes: Tensor) -> tuple[Tensor, ...]:
-            with self.bill.inside("backbone"):
-                return norm(*lanes)
-
-        with self.bill.inside("stream"):
-            return super().read(flow, site, owned)
-
-    def write(self, flow: Flow, site: Site, read: Read, y: Tensor | Answer) -> Flow:
-        with self.bill.inside("stream"):
-            return super().write(flow, site, read, y)
 
 
 def state_nbytes(state: Any) -> int:

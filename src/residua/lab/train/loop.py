@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from residua.lab.common.allocator import keep_pages
 from residua.lab.common.files import Record, Values
 from residua.lab.train import checkpoint as checkpoints
 from residua.lab.train.checkpoint import Checkpoint, CheckpointError
@@ -39,6 +40,7 @@ class Trainer:
         subject: by default the model that a `TrainConfig` describes.
         ranks:   the processes of the run, of which each has its share of the rows.
         """
+        keep_pages()
         self.config, self.device, self.ranks = config, device_of(config), ranks
         if isinstance(tokens, Batches):
             self.sampler = tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -66,9 +67,11 @@ def attend_weights(
 
 
 def groupable(source: Float[Tensor, "*n d"]) -> bool:
-    """Whether `ahead`, `merge` and `together` may be called for sources like this one now; they still say what they
-    cannot serve by `Unsupported`."""
-    return choice() in ("auto", "cpu") and not guard.watched() and not guard.foreign(source) and available()
+    """Whether `ahead`, `merge` and, outside compiled code, `together` may be called for sources like this one now; they
+    still say what they cannot serve by `Unsupported`."""
+    if guard.watched() and not torch.compiler.is_compiling():  # a mode that counts: it sees the reads of the equation
+        return False
+    return choice() in ("auto", "cpu") and source.is_cpu and not guard.only_torch(source) and available()
 
 
 def _refuse(sources: tuple[Tensor, ...]) -> None:

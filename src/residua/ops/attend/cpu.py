@@ -41,12 +41,12 @@ def attend(
     onto: Tensor | None = None,
 ) -> Tensor:
     """`reference.attend`."""
-    if guard.watched():
-        return reference.added(onto, operator.attend(query, sources, null, eps, heads, total, centered))
-    if guard.foreign(query, *sources):
+    if guard.only_torch(query, *sources):
         options = {"eps": eps, "null": null, "heads": heads, "total": total, "centered": centered}
         return reference.attend(query, sources, onto=onto, **options)
     native.serves(query, sources, null, heads)
+    if guard.watched():
+        return reference.added(onto, operator.attend(query, sources, null, eps, heads, total, centered))
     how = ReadOptions(eps, heads, len(sources) if total else 1, centered)
     if not torch.is_grad_enabled():
         return reference.added(onto, native.value(how, query, sources, null))
@@ -83,13 +83,16 @@ def ahead(
 ) -> tuple[tuple[Carry, ...], tuple[Tensor, ...]]:
     """What each of the queries [k d], with its null [k], reads from the sources so far, for `merge`; and the sources.
 
-    Those are to be used from here on: gradients of reads that use them arrive here, and leave with this pass's added.
+    Those are to be used from here on: gradients of reads that use them arrive here, and leave with this pass's added
+    (in a compiled graph they are the same as before: a compiler adds gradients up where it likes).
     """
     native.serves(queries, sources, None, heads, len(queries))
     if not 2 <= len(queries) <= native.MOST_QUERIES:
         raise Unsupported(f"{len(queries)} queries at once; 2 to {native.MOST_QUERIES} can share a pass")
     if sources[0].dtype not in CARRIED:
         raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
+    if guard.watched():
+        return operator.ahead(queries, sources, nulls, eps, heads), sources
     found = _Ahead.apply(ReadOptions(eps, heads), queries, nulls, *sources)
     reads, sums, same = found[: len(queries)], found[len(queries)], found[len(queries) + 1 :]
     return tuple(map(Carry, reads, sums.unbind())), same
@@ -102,6 +105,8 @@ def merge(
     if not sources:
         return carry.value if scale == 1 else carry.value * scale
     native.serves(query, (carry.value, *sources), None, heads)
+    if guard.watched():
+        return operator.merge(carry, query, sources, eps, heads, scale)
     return _Merge.apply(ReadOptions(eps, heads, scale), query, carry.value, carry.lse, *sources)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.guard import Kernel, dense, empties, only_torch, require
 from residua.native.library import call
 from residua.ops._backend import kernel
+from residua.ops._operator import Operator
 from residua.ops.delta_write import reference
 from residua.ops.norm import accumulator
 
@@ -17,7 +18,7 @@ from residua.ops.norm import accumulator
 @kernel("delta_write", "cpu", "cpu")
 def delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, *, eps: float) -> Tensor:
     """The kernel, with a direction of the state's type and gates of the type to add up in."""
-    if traced(X, k, value, beta):
+    if only_torch(X, k, value, beta):
         return reference.delta_write(X, k, value, beta, eps=eps)
     if X.dtype == torch.float16:
         return delta_write(X.float(), k, value, beta, eps=eps).half()
@@ -71,4 +72,9 @@ def _reference(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) ->
     return reference.delta_write(X, k, value, beta, eps=eps)
 
 
-DELTA_WRITE = Kernel(_forward, _backward, _reference)
+DELTA_WRITE = Operator(
+    "delta_write",
+    "Tensor X, Tensor k, Tensor value, Tensor beta, float eps",
+    Kernel(_forward, _backward, _reference),
+    fake=lambda X, *rest: X.new_empty(X.shape),
+)

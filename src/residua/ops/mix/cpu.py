@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, Unsupported, require, traced
+from residua.native.guard import Kernel, Unsupported, only_torch, require
 from residua.ops._backend import kernel
-from residua.ops.mix import linear, native, operator, reference
+from residua.ops._operator import Operator
+from residua.ops.mix import linear, native, reference
 from residua.ops.norm import accumulator
 
 LANES = 32
@@ -17,18 +18,14 @@ LANES = 32
 @kernel("mix", "cpu", "cpu")
 def mix(weights: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
     """The kernel, once the sources have one type and the weights their full shape."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and traced(weights, *sources):
+    if only_torch(weights, *sources):
         return linear.mix(weights, sources)
     dtype = linear.stacked_type(sources)
     if dtype == torch.float16:
         return mix(weights.float(), tuple(source.float() for source in sources)).half()
     sources = tuple(source.to(dtype) for source in sources)
-    if not compiling:
-        require(*sources)
+    require(*sources)
     weights = weights.to(accumulator(dtype)).expand(_shape(weights, sources))
-    if compiling:
-        return operator.mix(weights, list(sources))
     return MIX((weights, *sources))
 
 
@@ -51,4 +48,9 @@ def _reference(weights: Tensor, *sources: Tensor) -> Tensor:
     return reference.mix(weights, sources)
 
 
-MIX = Kernel(native.forward, native.backward, _reference)
+MIX = Operator(
+    "mix",
+    "Tensor weights, Tensor[] sources",
+    Kernel(native.forward, native.backward, _reference),
+    fake=lambda weights, first, *rest: first.new_empty((*weights.shape[:-3], *first.shape)),
+)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.guard import Kernel, dense, empties, only_torch, require
 from residua.native.library import call
 from residua.ops._backend import kernel
+from residua.ops._operator import Operator
 from residua.ops.norm import accumulator
 from residua.ops.remix import reference
 
@@ -17,7 +18,7 @@ from residua.ops.remix import reference
 @kernel("remix", "cpu", "cpu")
 def remix(weights: Tensor, H: Tensor) -> Tensor:
     """The kernel, with weights of the type to add up in."""
-    if traced(weights, H):
+    if only_torch(weights, H):
         return reference.remix(weights, H)
     if H.dtype == torch.float16:
         return remix(weights.float(), H.float()).half()
@@ -56,4 +57,9 @@ def _backward(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor
     return found
 
 
-REMIX = Kernel(_forward, _backward, reference.remix)
+REMIX = Operator(
+    "remix",
+    "Tensor weights, Tensor H",
+    Kernel(_forward, _backward, reference.remix),
+    fake=lambda weights, H: H.new_empty((*H.shape[:2], weights.shape[-1], H.shape[-1])),
+)

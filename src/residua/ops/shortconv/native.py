@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.guard import Kernel, dense, empties, only_torch, require
 from residua.native.library import call
 from residua.ops._backend import kernel
+from residua.ops._operator import Operator
 from residua.ops.norm import accumulator
 from residua.ops.shortconv import reference
 
@@ -17,7 +18,7 @@ from residua.ops.shortconv import reference
 @kernel("shortconv", "cpu", "cpu")
 def shortconv(x: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
     """The kernel, once tokens and tail have one type."""
-    if traced(x, tail, taps):
+    if only_torch(x, tail, taps):
         return reference.shortconv(x, tail, taps)
     dtype = torch.promote_types(torch.promote_types(x.dtype, tail.dtype), taps.dtype)
     if dtype == torch.float16:
@@ -58,4 +59,9 @@ def _reference(x: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
     return reference.shortconv(x, tail, taps).to(x.dtype)
 
 
-SHORTCONV = Kernel(_forward, _backward, _reference)
+SHORTCONV = Operator(
+    "shortconv",
+    "Tensor x, Tensor tail, Tensor taps",
+    Kernel(_forward, _backward, _reference),
+    fake=lambda x, *rest: x.new_empty(x.shape),
+)

@@ -7,14 +7,14 @@ model take it minutes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, require, traced
-from residua.native.library import available, call
+from residua.native.guard import Kernel, dense, only_torch, require
+from residua.native.library import call
 from residua.ops._backend import kernel
+from residua.ops._operator import Operator
 from residua.ops.norm import accumulator
 from residua.ops.sinkhorn import reference
 
@@ -22,9 +22,7 @@ from residua.ops.sinkhorn import reference
 @kernel("sinkhorn", "cpu", "cpu")
 def sinkhorn(logits: Tensor, *, iterations: int) -> Tensor:
     """The kernel, on logits of the type to add up in."""
-    if torch.compiler.is_compiling() and iterations > 0:
-        return _sinkhorn(logits.to(accumulator(logits.dtype)), iterations)
-    if traced(logits) or iterations < 1:
+    if only_torch(logits) or iterations < 1:
         return reference.sinkhorn(logits, iterations=iterations)
     if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2]:
         raise ValueError(f"sinkhorn takes square matrices, not {tuple(logits.shape)}")
@@ -59,54 +57,9 @@ def _reference(logits: Tensor, iterations: int) -> Tensor:
     return reference.sinkhorn(logits, iterations=iterations)
 
 
-SINKHORN = Kernel(_forward, _backward, _reference)
-
-
-# schemas are written out: under jaxtyping's import hook annotations cannot be read back
-@torch.library.custom_op(
-    "residua::sinkhorn", mutates_args=(), device_types="cpu", schema="(Tensor logits, int iterations) -> Tensor"
+SINKHORN = Operator(
+    "sinkhorn",
+    "Tensor logits, int iterations",
+    Kernel(_forward, _backward, _reference),
+    fake=lambda logits, iterations: logits.new_empty(logits.shape),
 )
-def _sinkhorn(logits: Tensor, iterations: int) -> Tensor:
-    return _forward(logits, iterations) if available() else _reference(logits, iterations)
-
-
-@torch.library.custom_op(
-    "residua::sinkhorn_backward",
-    mutates_args=(),
-    device_types="cpu",
-    schema="(Tensor logits, Tensor gradient, int iterations) -> Tensor",
-)
-def _sinkhorn_backward(logits: Tensor, gradient: Tensor, iterations: int) -> Tensor:
-    if available():
-        return _backward((logits,), (True,), gradient, iterations)[0]
-    # by hand: there is no autograd inside an operator
-    rounds = []
-    for axis in (-2, -1) * iterations:
-        logits = logits - logits.logsumexp(axis, keepdim=True)
-        rounds.append((axis, logits.exp()))
-    gradient = gradient * rounds[-1][1]
-    for axis, shares in reversed(rounds):
-        gradient = gradient - shares * gradient.sum(axis, keepdim=True)
-    return gradient
-
-
-@_sinkhorn.register_fake
-def _(logits: Tensor, iterations: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-@_sinkhorn_backward.register_fake
-def _(logits: Tensor, gradient: Tensor, iterations: int) -> Tensor:
-    return torch.empty_like(logits, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    logits, ctx.iterations = inputs
-    ctx.save_for_backward(logits)
-
-
-def _gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return _sinkhorn_backward(*ctx.saved_tensors, gradient, ctx.iterations), None
-
-
-_sinkhorn.register_autograd(_gradient, setup_context=_keep)

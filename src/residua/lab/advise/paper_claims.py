@@ -1,0 +1,184 @@
+"""Claims about residual streams beside what our results say: the table that opens `docs/findings.md`.
+
+    gap_s = own_s - against_s for every seed s       holds, contradicted: the interval leaves out zero, on which side
+                                                     does not show: it does not
+                                                     undecided: the two halves of the seeds disagree
+
+p-values of the claims that one results file answers are corrected together (Holm); `paper_claims.toml` has the claims.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from residua.lab.advise.evidence import by_seed, cited, placed
+from residua.lab.common.files import Record, Values
+from residua.lab.common.halves import halves, kept
+from residua.lab.common.stats import ALPHA, Difference, holm, paired
+
+DEPTH = "depth"
+"""As a size: how the difference changes with every doubling of the depth."""
+UNITS = {"loss": "nats", "weight": "of the weight"}
+FILES = ("results.json", "conversions.json")
+"""What a comparison of designs leaves, and one of conversions."""
+Verdict = Literal["holds", "contradicted", "does not show", "undecided", "not run yet", "cannot be tested here"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperClaim:
+    """One entry of the list, as `paper_claims.toml` describes it."""
+
+    claim: str
+    who: str
+    results: str = ""
+    measure: Literal["loss", "weight"] = "loss"
+    own: str = ""
+    against: str = ""
+    size: str = ""
+    expect: Literal["lower", "higher"] = "lower"
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A claim with what our results say of it."""
+
+    claim: PaperClaim
+    verdict: Verdict
+    difference: Difference | None = None
+    halves: tuple[float, float] | None = None
+    """The mean difference of either half of the seeds."""
+    source: str = ""
+    command: str = ""
+
+    def measured(self) -> str:
+        """The mean difference and over how many seeds; what would measure it, or why nothing can."""
+        if self.difference is None:
+            return self.claim.note or (f"recipes/{self.claim.results}.toml" if self.claim.results else "")
+        doubling = " a doubling" if self.claim.size == DEPTH else f" at {self.claim.size}" if self.claim.size else ""
+        unit = UNITS[self.claim.measure]
+        return f"{self.difference.mean:+.4f} {unit}{doubling}, {self.difference.seeds} seeds"
+
+    def interval(self) -> str:
+        """At 95 %, of the mean; none below three seeds."""
+        gap = self.difference
+        return "" if gap is None or gap.low is None else f"{gap.low:+.4f} to {gap.high:+.4f}"
+
+    def to_json(self) -> Values:
+        """Plain values."""
+        return {
+            "claim": self.claim.claim,
+            "who": self.claim.who,
+            "measured": self.measured(),
+            "interval": self.interval(),
+            "halves": self.halves,
+            "verdict": self.verdict,
+            "source": self.source,
+            "command": self.command,
+        }
+
+
+def paper_claims() -> list[PaperClaim]:
+    """The list that ships with the package."""
+    text = resources.files("residua.lab.advise").joinpath("paper_claims.toml").read_text(encoding="utf-8")
+    return [PaperClaim(**entry) for entry in tomllib.loads(text)["claim"]]
+
+
+def judge(folder: Path, listed: Sequence[PaperClaim] | None = None) -> list[Judged]:
+    """Every claim, in the order of the list, judged by the comparisons in a folder of results.
+
+    Raises ValueError for a results file that cannot be read and for a claim about a row that its table does not have.
+    """
+    listed = paper_claims() if listed is None else listed
+    found: dict[int, Judged] = {}
+    for name in dict.fromkeys(claim.results for claim in listed):
+        mine = [(place, claim) for place, claim in enumerate(listed) if claim.results == name]
+        file = next((each for kind in FILES if (each := folder / name / kind).exists()), None)
+        if not name or file is None:
+            verdict: Verdict = "not run yet" if name else "cannot be tested here"
+            found |= {place: Judged(claim=claim, verdict=verdict) for place, claim in mine}
+            continue
+        found |= dict(
+            zip([place for place, _ in mine], _answered([claim for _, claim in mine], file, folder), strict=True)
+        )
+    return [found[place] for place in range(len(listed))]
+
+
+def _broken(claim: PaperClaim, results: Record) -> bool:
+    """Whether a row of the claim is not in the table because a seed of it diverged."""
+    lost = {one["label"].split(" | ")[0] for one in results.get("diverged", ()) if one["folder"].startswith("runs/")}
+    return any(name and name.partition(" in ")[0] in lost for name in (claim.own, claim.against))
+
+
+def _answered(listed: Sequence[PaperClaim], file: Path, folder: Path) -> list[Judged]:
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        gaps = [[] if _broken(claim, results) else _gaps(claim, results) for claim in listed]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} does not answer its claims: {error}") from None
+    whole = [paired(each, [0.0] * len(each)) if each else None for each in gaps]
+    adjusted = iter(holm([gap.p for gap in whole if gap is not None and gap.p is not None]))
+    source, command = cited(file, folder), results["command"]
+    return [
+        Judged(claim=replace(claim, note="a seed diverged"), verdict="undecided", source=source, command=command)
+        if gap is None
+        else _judged(claim, each, gap, None if gap.p is None else next(adjusted), source, command)
+        for claim, each, gap in zip(listed, gaps, whole, strict=True)
+    ]
+
+
+def _judged(
+    claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjusted: float | None, source: str, command: str
+) -> Judged:
+    significant = None if adjusted is None else adjusted <= ALPHA
+    verdict: Verdict = "does not show"
+    if not kept(gaps, significant):
+        verdict = "undecided"
+    elif significant:
+        verdict = "holds" if (whole.mean < 0) == (claim.expect == "lower") else "contradicted"
+    parts = halves(gaps)
+    means = (fmean(parts[0]), fmean(parts[1])) if all(parts) else None
+    return Judged(
+        claim=claim, verdict=verdict, difference=whole, halves=means, source=source, command=command
+    )  # fmt: skip
+
+
+def _gaps(claim: PaperClaim, results: Record) -> list[float]:
+    """Own less against, seed by seed; for `depth` the slope of that over the logarithm of the depth."""
+    sizes = [row["size"] for row in results["rows"] if row["baseline"]] if claim.size == DEPTH else [claim.size]
+    by_size = {size: _paired_at(claim, size, results) for size in sizes}
+    seeds = sorted(set.intersection(*(set(each) for each in by_size.values())))
+    if claim.size != DEPTH:
+        return [by_size[claim.size][seed] for seed in seeds]
+    steps = [math.log2(int(size.partition("x")[0])) for size in sizes]
+    return [_slope(steps, [by_size[size][seed] for size in sizes]) for seed in seeds]
+
+
+def _paired_at(claim: PaperClaim, size: str, results: Record) -> dict[int, float]:
+    rows = [row for row in results["rows"] if not size or row["size"] == size]
+    own = _one(rows, claim.own)
+    against = _one(rows, claim.against) if claim.against else next(row for row in rows if row["baseline"])
+    key = {"loss": "loss", "weight": "deep_max_weight"}[claim.measure]
+    mine, other = (by_seed(row["label"], key, results) for row in (own, against))
+    return {seed: mine[seed] - other[seed] for seed in mine.keys() & other.keys()}
+
+
+def _one(rows: Sequence[Record], name: str) -> Record:
+    for row in rows:
+        if placed(row["design"], row["layout"]) == name:
+            return row
+    raise ValueError(f"no row {name!r}; there are {', '.join(placed(row['design'], row['layout']) for row in rows)}")
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """Of the least-squares line."""
+    middle = fmean(x)
+    return sum((a - middle) * b for a, b in zip(x, y, strict=True)) / sum((a - middle) ** 2 for a in x)
