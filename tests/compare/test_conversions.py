@@ -156,6 +156,22 @@ def test_a_row_that_broke_is_left_out_and_said(made, monkeypatch):
     assert math.isfinite(found["rows"][0]["after"]["mean"])
 
 
+def test_a_checkpoint_that_is_there_needs_no_pretraining_and_no_grid(made):
+    _, plan, pool, _ = made
+    before = len(pool.made)
+    values = {"designs": ["delta:blocks=2"], "seeds": [0], "checkpoint": "out/base/model", "finetune": plan.finetune}
+    results = compare_conversions(ConversionPlan.from_json(values), "brought")
+    assert [path.as_posix() for path in pool.made[before:]] == [
+        "brought/runs/base/seed0", "brought/runs/delta-blocks-2/seed0",
+    ]  # fmt: skip
+    assert results["pretraining"] is None
+    assert results["notes"] == ["1 seed: no interval below three, and no difference is judged."]
+    assert verdict(results, "brought")["found"].startswith("nothing is judged")
+    found = foreseen(ConversionPlan.from_json(values), lambda line: None)
+    assert "pretraining" not in found
+    assert found["hours"] > 0
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
