@@ -17,7 +17,19 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
-from measured import bars, bench, claims, finetuned, repeated, results, routing, task_results
+from measured import (
+    bars,
+    bench,
+    claims,
+    conversion_claim,
+    conversions,
+    finder,
+    finetuned,
+    repeated,
+    results,
+    routing,
+    task_results,
+)
 
 import residua
 from residua import testing
@@ -285,6 +297,9 @@ ANSWERS: dict[str, Callable[..., str]] = {
         claims,
         task_results,
         finetuned,
+        conversions,
+        conversion_claim,
+        finder,
         map_table,
         map_exceptions,
         map_picture,

@@ -140,3 +140,70 @@ def finetuned(name: str) -> str:
     lines = "\n".join(f"- {one}" for one in said)
     shown = embedded(folder / "finetune.svg", "Losses of the converted checkpoint and of its base while fine-tuning")
     return f"{fence(found['command'], 'sh')}\n\n{lines}\n\n{shown}"
+
+
+def finder() -> str:
+    """What finding and proving an anatomy takes."""
+    file = ROOT / "results" / "finder.json"
+    if not file.exists():
+        return "Not measured yet: `tools/measure_finder`."
+    found = json.loads(file.read_text())
+    tiny, whole, one = found["tiny"], found["whole"], found["large"][0]
+    first, further, above, layer = (
+        f"{one['seconds']:.1f}", f"{found['further_layer_seconds']:.1f}", f"{one['above_bytes'] / 1e6:.0f}",
+        f"{one['layer_bytes'] / 1e6:.0f}",
+    )  # fmt: skip
+    return (
+        f"`{found['command']}`, CPU seconds of one thread ({found['hardware']}): at most {tiny['seconds']:.1f} for any "
+        f"of {tiny['types']} types, tiny (`{tiny['slowest']}`). Layers of the shape of Llama 3 8B in bfloat16 take "
+        f"{first} for the first of a kind and {further} for each further one, which is {whole['seconds']:.0f} for "
+        f"{whole['layers']} layers. The most memory above the model's own was {above} MB, where a layer is {layer} MB: "
+        "the one in float32 is as large again. The check of the logits that follows needs the whole model in float32; "
+        "`check=False` leaves it out."
+    )
+
+
+def conversions(name: str) -> str:
+    """The table of a committed comparison of conversions, with its command and verdict."""
+    from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.conversions.results import to_markdown
+
+    file = ROOT / "results" / name / "results.json"
+    if not file.exists():
+        return f"Not run to its end yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
+    found = json.loads(file.read_text())
+    told = lines(verdict(found, f"runs/{name}") | {"command": ""})
+    return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}\n" + "\n\n".join(told)
+
+
+def conversion_claim(name: str) -> str:
+    """The claim of the Delta paper about fine-tuning, a line for each conversion: measured, interval, verdict."""
+    file = ROOT / "results" / name / "results.json"
+    if not file.exists():
+        return f"Not run to its end yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
+    found = json.loads(file.read_text())
+
+    def verdict(row: dict[str, Any]) -> str:
+        gap = row["difference"]
+        enough = "enough: lower than before" if row["gained"]["mean"] > 0 else "not enough: no lower than before"
+        if gap["significant"] is None:
+            return f"{enough}; not judged"
+        if not gap["significant"]:
+            return f"{enough}; no difference from going on seen"
+        return f"{enough}; pays" if gap["mean"] < 0 else f"{enough}; does not pay, going on is better"
+
+    rows = [
+        (
+            f"<code>{row['label']}</code>",
+            f"{row['before']['mean']:.4f} to {row['after']['mean']:.4f}",
+            f"{row['rise']:+.4f}",
+            f"{row['difference']['mean']:+.4f}",
+            "none" if row["difference"]["low"] is None
+            else f"{row['difference']['low']:+.4f} to {row['difference']['high']:+.4f}",
+            verdict(row),
+        )
+        for row in found["rows"]
+        if not row["baseline"]
+    ]  # fmt: skip
+    titles = ("conversion", "loss", "largest rise", "less going on", "95 % interval", "ordinary fine-tuning is")
+    return table(titles, rows)

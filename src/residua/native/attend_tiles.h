@@ -181,16 +181,6 @@ NOINLINE void FN(turn)(A *columns, int64_t stride, const A *rows, int64_t length
     }
 }
 
-INLINE VEC FN(larger)(VEC x, VEC y) {
-#ifdef USE_DOUBLE
-    typedef int64_t whole __attribute__((vector_size(BYTES)));
-#else
-    typedef int32_t whole __attribute__((vector_size(BYTES)));
-#endif
-    const whole more = (whole)(x > y);
-    return (VEC)((more & (whole)x) | (~more & (whole)y));
-}
-
 /* The softmaxes of all queries over the sources for one token and head: logits[i][k] times inverse[i] and exp of it.
  * Each is weighted by scale, less centre; null is the logit of one more entry of each, or NULL. lse [queries] takes the
  * logs of the sums, and nothing [queries] the shares of the nulls. */
