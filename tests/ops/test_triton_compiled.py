@@ -57,6 +57,7 @@ PART = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "target"), PART, ids=lambda one: one.name)
 def test_part_of_the_table_compiles_again(case, target, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
