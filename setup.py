@@ -17,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("src", "residua", "native")
-CITED = ("*/results.json", "*/tasks/*.json")
+CITED = ("*/results.json", "*/conversions.json", "*/tasks/*.json")
 """What `residua advise` reads of `results/`."""
 
 

@@ -17,7 +17,18 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
-from measured import bars, bench, claims, finetuned, repeated, results, routing, task_results
+from measured import (
+    bars,
+    bench,
+    claims,
+    conversions,
+    finder,
+    finetuned,
+    repeated,
+    results,
+    routing,
+    task_results,
+)
 
 import residua
 from residua import testing
@@ -285,6 +296,8 @@ ANSWERS: dict[str, Callable[..., str]] = {
         claims,
         task_results,
         finetuned,
+        conversions,
+        finder,
         map_table,
         map_exceptions,
         map_picture,

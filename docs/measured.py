@@ -140,3 +140,37 @@ def finetuned(name: str) -> str:
     lines = "\n".join(f"- {one}" for one in said)
     shown = embedded(folder / "finetune.svg", "Losses of the converted checkpoint and of its base while fine-tuning")
     return f"{fence(found['command'], 'sh')}\n\n{lines}\n\n{shown}"
+
+
+def finder() -> str:
+    """What finding and proving an anatomy takes."""
+    file = ROOT / "results" / "finder.json"
+    if not file.exists():
+        return "Not measured yet: `tools/measure_finder`."
+    found = json.loads(file.read_text())
+    tiny, whole, one = found["tiny"], found["whole"], found["large"][0]
+    first, further, above, layer = (
+        f"{one['seconds']:.1f}", f"{found['further_layer_seconds']:.1f}", f"{one['above_bytes'] / 1e6:.0f}",
+        f"{one['layer_bytes'] / 1e6:.0f}",
+    )  # fmt: skip
+    return (
+        f"`{found['command']}`, CPU seconds of one thread ({found['hardware']}): at most {tiny['seconds']:.1f} for any "
+        f"of {tiny['types']} types, tiny (`{tiny['slowest']}`). Layers of the shape of Llama 3 8B in bfloat16 take "
+        f"{first} for the first of a kind and {further} for each further one, which is {whole['seconds']:.0f} for "
+        f"{whole['layers']} layers. The most memory above the model's own was {above} MB, where a layer is {layer} MB: "
+        "the one in float32 is as large again. The check of the logits that follows needs the whole model in float32; "
+        "`check=False` leaves it out."
+    )
+
+
+def conversions(name: str) -> str:
+    """The table of a committed comparison of conversions, with its command and verdict."""
+    from residua.lab.compare.verdict import lines, verdict
+    from residua.lab.conversions.results import FILE, enough, to_markdown
+
+    file = ROOT / "results" / name / FILE
+    if not file.exists():
+        return f"Not run to its end yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
+    found = json.loads(file.read_text())
+    told = [enough(found), *lines(verdict(found, f"runs/{name}") | {"command": ""})]
+    return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}\n" + "\n\n".join(told)

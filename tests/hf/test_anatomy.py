@@ -1,6 +1,7 @@
 """The finder finds what is written down, says what it found where it is wrong, and changes nothing."""
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -267,3 +268,87 @@ def test_what_is_found_is_said():
     convert(model_of("cohere"), "delta", say=said.append)
     assert said[0].startswith("anatomy of cohere, found and proved: attn: x = input_layernorm(raw), raw + self_attn(")
     assert any("bound 1e-05" in line for line in said)
+
+
+def test_layers_of_one_kind_are_widened_once_and_each_is_proved(monkeypatch):
+    from residua.hf import find as finding
+
+    wide, most = [], []
+    model = base("granite", num_hidden_layers=4).to(torch.bfloat16)
+
+    def counted(block, layer, *rest):
+        wide.append({each.dtype for each in layer.parameters()} == {torch.float32})
+        most.append(sum(each.dtype == torch.float32 for each in model.parameters()))
+        return same(block, layer, *rest)
+
+    monkeypatch.setattr(finding, "same", counted)
+    assert find(model) == ANATOMY["granite"].of(model.config)
+    assert wide == [True, False, False, False] * 3  # padded, whole, and a token after it
+    assert max(most) == sum(1 for _ in model.model.layers[0].parameters())  # one layer at a time
+
+
+def test_layer_that_differs_by_its_number_alone_is_read_by_itself():
+    """Its modules do not show it: the proof does, and the layer is read in float32 as the first of its kind was."""
+    model = model_of("arcee")
+    layer = type(model.model.layers[0])
+
+    class Counting(layer):
+        def forward(self, hidden_states, **kwargs):
+            hidden_states = super().forward(hidden_states, **kwargs)
+            return hidden_states + self.mlp(hidden_states) if self.self_attn.layer_idx else hidden_states
+
+    for each in model.model.layers:
+        each.__class__ = Counting
+    found = find(model.to(torch.bfloat16))
+    assert [len(block.parts) for block in found.blocks] == [2, 3]
+    assert found.order == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["longcat_flash", "mamba2", "glm_moe_dsa"])
+def test_finder_is_quick(name):
+    """Those that take longest of all types."""
+    model = model_of(name)
+    begun = time.process_time()
+    find(model)
+    assert time.process_time() - begun < 5
+
+
+def test_attention_that_cannot_be_called_alone_has_no_lanes_to_find():
+    from residua.hf.projections import projections
+
+    class Alone(nn.Module):
+        def forward(self, x, past_key_values=None):
+            return past_key_values.update(x)
+
+    x = torch.ones(2, 6, 32)
+    assert projections(Alone(), (x,), {}, x, None) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (MemoryError("no memory"), (MemoryError, "^no memory$")),
+        (OSError("disk"), (OSError, "^disk$")),
+        (ZeroDivisionError("of ours"), (ValueError, "looking at layer 0 ended in ZeroDivisionError: of ours")),
+    ],
+)
+def test_errors_of_the_finder_are_told_as_what_they_are(monkeypatch, raised, seen):
+    from residua.hf import find as finding
+
+    def broken(*_):
+        raise raised
+
+    monkeypatch.setattr(finding, "projections", broken)
+    model = model_of("arcee")
+    with pytest.raises(seen[0], match=seen[1]) as told:
+        find(model)
+    assert (told.value if isinstance(raised, MemoryError | OSError) else told.value.__cause__) is raised
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("raised", [MemoryError, KeyError])
+def test_model_that_does_not_run_is_told_from_a_machine_that_cannot(monkeypatch, raised):
+    model = model_of("arcee")
+    monkeypatch.setattr(model.model.norm, "forward", lambda *_: (_ for _ in ()).throw(raised("why")))
+    with pytest.raises(MemoryError if raised is MemoryError else ValueError, match="why"):
+        find(model)

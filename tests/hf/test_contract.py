@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 import residua
 from residua.hf.anatomy import ANATOMY
 from residua.testing import error
-from tests.hf.models import CONFIGS, base, converted, ids
+from tests.hf.models import ALSO, CONFIGS, base, converted, ids
 
+ARCHITECTURES = (*ANATOMY, *ALSO)
 DESIGNS = ("standard", "attnres:blocks=2", "delta", "delta:blocks=2", "mudd", "ddl")
 ROUTED = "delta:blocks=2"
 LANES = "mudd"
@@ -28,7 +29,7 @@ MOVED = (*DESIGNS, TOKENS)
 
 def pairs(everywhere, designs):
     """Some designs on every architecture, and the others on one of them."""
-    found = [(architecture, design) for architecture in ANATOMY for design in everywhere]
+    found = [(architecture, design) for architecture in ARCHITECTURES for design in everywhere]
     return found + [("llama", design) for design in designs if design not in everywhere]
 
 
@@ -40,7 +41,7 @@ def test_every_architecture_has_a_tiny_model():
 
 
 @pytest.mark.parametrize("design", DESIGNS)
-@pytest.mark.parametrize("architecture", ANATOMY)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_conversion_keeps_logits_and_keys(architecture, design):
     plain = base(architecture)
     model = converted(architecture, design)
@@ -129,7 +130,7 @@ def test_checkpointing_gives_the_same_gradients(architecture, design):
     assert all(plain[name].abs().max() > 0 for name in plain if ".stream." in name)
 
 
-@pytest.mark.parametrize("architecture", [each for each in ANATOMY if each != "gemma2"])  # which has eager alone
+@pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES if each != "gemma2"])  # which has eager alone
 def test_eager_and_sdpa_agree(architecture):
     model = converted(architecture, LANES, moved=True)
     with torch.no_grad():

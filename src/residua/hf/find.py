@@ -5,7 +5,9 @@
     3. the sites are run in its place, on a prompt and on a token after it: the same states, or the next reading is
        tried, or the model is refused (`proof.py`)
 
-One layer at a time is held in float32; nothing else is allocated but a few tokens' states.
+The first layer of every kind is read and proved in float32, one at a time, and nothing else is allocated but a few
+tokens' states. A layer of a known kind, with the same modules, sizes and settings, is proved in its own precision: what
+was found for the kind gives its own output to the last bit, or it is read in float32 as if it were the first.
 """
 
 from __future__ import annotations
@@ -31,6 +33,13 @@ from residua.hf.released.rows import ROWS as RELEASED
 from residua.hf.trace import Trace, Unnamed, trace
 
 ROWS, TOKENS = 2, 6
+HALVES = (torch.float16, torch.bfloat16)
+REFUSALS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""What a model's own code raises where it cannot run as it is run here. A machine without memory or disk (MemoryError,
+OSError) says nothing about the model, and is told as what it is."""
 
 
 class NotFound(ValueError):
@@ -52,6 +61,13 @@ class Found:
     block: Block
     proof: Proof
     cache: str | None
+    kind: Kind
+    known: bool = False
+    """Whether it was proved to be as an earlier layer of its kind, in its own precision."""
+
+
+Kind = tuple[tuple[str, type, tuple[Argument, ...]], ...]
+"""What a layer is made of: path, class, and sizes and settings of every module."""
 
 
 def find(model: Model) -> Anatomy:
@@ -71,7 +87,7 @@ def find(model: Model) -> Anatomy:
             found = _watch_all(backbone, layers, name)
         except NotFound:
             raise
-        except Exception as error:
+        except REFUSALS as error:
             raise NotFound(f"{name} does not run on token ids and a cache alone ({_line(error)})") from error
     blocks: list[Block] = []
     order = []
@@ -124,7 +140,7 @@ def locate(backbone: Model, name: str) -> Place:
     ]
     try:
         backbone(**_inputs(backbone), use_cache=False)
-    except Exception as error:
+    except REFUSALS as error:
         raise NotFound(
             f"{name} does not run on token ids alone ({_line(error)}), so its anatomy is not found"
         ) from error
@@ -184,23 +200,30 @@ def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]
     def first(
         place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> None:
-        found.append(_read(layer, forward, args, kwargs, place, name, backbone.config))
+        kind = _kind(layer)
+        like = next((each for each in found if each.kind == kind and each.proof.exact), None)
+        if like is not None and _as_it_is(like.block, layer, forward, args, kwargs):
+            found.append(replace(like, known=True))
+        else:
+            found.append(_read(layer, kind, forward, args, kwargs, place, name, backbone.config))
 
     def again(
         place: int, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
     ) -> None:
+        each = found[place]
+        if each.known and _as_it_is(each.block, layer, forward, args, kwargs):
+            return
         with _float(layer):
             state, keywords = _handed(forward, args, kwargs)
-            each = found[place]
             proof = same(each.block, layer, forward, state, keywords)
             if not proof.holds:
                 raise NotFound(proof.error(name, place, each.block))
             found[place] = replace_proof(each, proof)
 
-    with _instead(layers, first):
+    with _instead(layers, name, first):
         backbone(**_inputs(backbone), use_cache=True)
     inputs = _inputs(backbone, padded=False)
-    with _instead(layers, again):
+    with _instead(layers, name, again):
         made = backbone(**inputs, use_cache=True)
         key = next((each for each in ("past_key_values", "cache_params") if each in made), None)
         if key is None:
@@ -217,7 +240,7 @@ def replace_proof(found: Found, proof: Proof) -> Found:
 
 
 @contextmanager
-def _instead(layers: nn.ModuleList, run: Argument) -> Iterator[None]:
+def _instead(layers: nn.ModuleList, name: str, run: Argument) -> Iterator[None]:
     """Inside, every layer first lets `run` look at it and at what it is handed, and then does as it does."""
     with ExitStack() as stack:
         for place, layer in enumerate(layers):
@@ -230,7 +253,15 @@ def _instead(layers: nn.ModuleList, run: Argument) -> Iterator[None]:
                 place: int = place,
                 **kwargs: Argument,
             ) -> Argument:
-                run(place, layer, forward, args, kwargs)
+                try:
+                    run(place, layer, forward, args, kwargs)
+                except NotFound:
+                    raise
+                except REFUSALS as error:  # of the layer or of what looks at it: which, the chained error shows
+                    raise NotFound(
+                        f"the anatomy of {name} is not found: looking at layer {place} ended in "
+                        f"{type(error).__name__}: {_line(error)}"
+                    ) from error
                 return forward(*args, **kwargs)
 
             layer.forward = looked_at
@@ -243,7 +274,7 @@ def _float(layer: nn.Module) -> Iterator[None]:
     """The layer in float32, and as it was afterwards."""
     from residua.hf.identity import in_float32
 
-    half = any(each.dtype in (torch.float16, torch.bfloat16) for each in layer.parameters())
+    half = any(each.dtype in HALVES for each in layer.parameters())
     if not half:
         yield
         return
@@ -251,10 +282,36 @@ def _float(layer: nn.Module) -> Iterator[None]:
         yield
 
 
+def _kind(layer: nn.Module) -> Kind:
+    """What a layer is made of. Two layers of one kind may still differ, by their number in a list of the config."""
+    return tuple(
+        (
+            path,
+            type(module),
+            (
+                *((name, each.shape, each.dtype) for name, each in module.named_parameters(recurse=False)),
+                *((name, each) for name, each in vars(module).items() if _setting(name, each)),
+            ),
+        )
+        for path, module in layer.named_modules()
+    )
+
+
+def _setting(name: str, value: Argument) -> bool:
+    return name != "layer_idx" and (value is None or isinstance(value, bool | int | float | str))
+
+
+def _as_it_is(
+    block: Block, layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+) -> bool:
+    """Whether an anatomy gives the layer's own output to the last bit, in the precision that the layer has."""
+    return same(block, layer, forward, *_handed(forward, args, kwargs, wide=False)).exact
+
+
 def _handed(
-    forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument]
+    forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument], *, wide: bool = True
 ) -> tuple[Tensor, dict[str, Argument]]:
-    """A random state in place of the layer's, and its other arguments by name, copied, in float32."""
+    """A random state in place of the layer's, and its other arguments by name, copied; wide: in float32."""
     bound = inspect.signature(forward).bind(*args, **kwargs)
     bound.apply_defaults()
     given = dict(bound.arguments)
@@ -266,16 +323,15 @@ def _handed(
     state = given.pop(state_name)
     random = torch.randn(state.shape, generator=torch.Generator().manual_seed(1)).to(state.device)
     keywords = copy.deepcopy({**given, **extra})
-    wide = random.dtype if state.dtype in (torch.float16, torch.bfloat16) else state.dtype
-    keywords = pytree.tree_map_only(
-        Tensor, lambda each: each.to(wide) if each.dtype in (torch.float16, torch.bfloat16) else each, keywords
-    )
-    return random.to(wide), keywords
+    if not wide or state.dtype not in HALVES:
+        return random.to(state.dtype), keywords
+    keywords = pytree.tree_map_only(Tensor, lambda each: each.float() if each.dtype in HALVES else each, keywords)
+    return random, keywords
 
 
 def _read(
-    layer: Model, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument], place: int, name: str,
-    config: Argument,
+    layer: Model, kind: Kind, forward: Argument, args: tuple[Argument, ...], kwargs: dict[str, Argument], place: int,
+    name: str, config: Argument,
 ) -> Found:  # fmt: skip
     """The first reading of a layer that holds."""
     with _float(layer):
@@ -293,7 +349,7 @@ def _read(
             for block, _ in read(seen, named, cache or "past_key_values", attention):
                 proof = same(block, layer, forward, state, keywords, after)
                 if proof.holds:
-                    return Found(replace(block, projections=made, beside=beside), proof, cache)
+                    return Found(replace(block, projections=made, beside=beside), proof, cache, kind)
                 failed, tried = failed or proof, tried or block
         except Unnamed as error:
             if failed is None:
@@ -314,10 +370,7 @@ def _projections(seen: Trace, cache: str, config: Argument) -> tuple[Argument, t
         x = next((each for each in (*args, *kwargs.values()) if isinstance(each, Tensor) and each.ndim == 3), None)
         if x is None or node.module is None:
             continue
-        try:
-            made, beside = projections(node.module, args, kwargs, x, config)
-        except Exception:
-            continue
+        made, beside = projections(node.module, args, kwargs, x, config)
         if made is not None:
             return made, beside, node.path
     return None, (), None

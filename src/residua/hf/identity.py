@@ -36,15 +36,22 @@ def batches(model: Model, tokenizer: Tokenizer = None) -> dict[str, Tensor]:
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
     """The model in float32 (float64, if anything of it is) and evaluation mode, and as it was afterwards: widening and
-    narrowing lose nothing."""
+    narrowing lose nothing.
+
+    The largest parameters are widened first and narrowed last: each is there twice for a moment, while there is room.
+    """
     before = {name: each.dtype for name, each in model.named_parameters()}
     buffers = {name: each.dtype for name, each in model.named_buffers()}
     training = [(module, module.training) for module in model.modules()]
-    model.to(torch.float64 if torch.float64 in before.values() else torch.float32).eval()
+    wide = torch.float64 if torch.float64 in before.values() else torch.float32
+    for each in sorted(model.parameters(), key=lambda each: -each.numel()):
+        if each.is_floating_point():
+            each.data = each.data.to(wide)
+    model.to(wide).eval()
     try:
         yield
     finally:
-        for name, each in model.named_parameters():
+        for name, each in sorted(model.named_parameters(), key=lambda pair: pair[1].numel()):
             each.data = each.data.to(before.get(name, each.dtype))
         for name, buffer in model.named_buffers():
             buffer.data = buffer.data.to(buffers.get(name, buffer.dtype))

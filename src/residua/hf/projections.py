@@ -46,7 +46,13 @@ def projections(
         made = attention(*args, **kwargs)
         return made[0] if isinstance(made, tuple | list) else made
 
-    seeing = _seeing(attention, answer, x)
+    try:
+        seeing = _seeing(attention, answer, x)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+        return (
+            None,
+            (),
+        )  # an attention that cannot be called by itself, without a cache: designs without lanes still work
     if not seeing or x.shape[1] <= TOKEN + 1:
         return None, ()
     plain = answer()

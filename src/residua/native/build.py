@@ -90,7 +90,7 @@ def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) ->
 
 
 def platform_tag(platform: str, library: bytes) -> str:
-    """linux_x86_64 as the manylinux_2_N_x86_64 whose glibc has all that a library names; others as they are."""
+    """linux_x86_64 as the manylinux_2_N_x86_64 whose glibc has every symbol that a library names; others unchanged."""
     minors = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
     return f"manylinux_2_{max(minors)}_{platform[6:]}" if minors and platform.startswith("linux_") else platform
 
