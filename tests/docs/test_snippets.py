@@ -19,6 +19,8 @@ from residua.ops import _backend
 from tests.compare.inside import Inside
 from tests.refusals.harness import residua as in_this_process
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     page
