@@ -12,6 +12,7 @@ from torch import Tensor
 
 from residua import ops
 from residua.native import library
+from residua.ops.window_attend.position import rotations
 
 variants = pytest.mark.parametrize("instructions", library.runnable() if library.available() else ("portable",))
 """Every variant of the kernels that this processor can run."""
@@ -26,6 +27,8 @@ class Op:
     call: Callable[..., Any]
     wide: bool = False
     """Whether the answer has the accumulation type even for narrower inputs."""
+    made: bool = False
+    """Whether gradients are made with the answer and kept until they are asked for."""
 
     def __str__(self) -> str:
         return self.name
@@ -52,6 +55,30 @@ def mix(name: str, weights: Callable[[int, int, int], tuple[int, ...]], sources:
     return Op(name, lambda b, t, d: [weights(b, t, d), *[(b, t, d)] * sources], lambda w, *v: ops.mix(w, v))
 
 
+def turned(heads: int, shared: int, **options: Any) -> Callable[..., Tensor]:
+    """Attention over tokens, with rotations where the width of a head is even."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        width = q.shape[-1] // heads
+        assert k.shape[-1] == shared * width
+        wide = torch.promote_types(q.dtype, torch.float32)
+        turns = rotations(torch.arange(q.shape[1]), width, 100.0, wide) if width % 2 == 0 else None
+        return ops.token_attend(q, k, v, turns, width=width, **options)
+
+    return call
+
+
+def two(tokens: int) -> int:
+    """One token attends to itself alone, and the gradients of q and k are nothing but rounding."""
+    return 2 if tokens == 1 else tokens
+
+
+def loss(x: Tensor, weight: Tensor) -> Tensor:
+    """Every third row does not count. Logits of some units, whatever the width: of large ones their rounding shows."""
+    rows, weight = torch.arange(len(x)), weight * 0.5 ** (x.shape[-1].bit_length() - 2)
+    return ops.unembed_loss(x, weight, torch.where(rows % 3 == 1, -100, rows * 7 % len(weight)))
+
+
 OPS = [
     mix("mix-static", lambda b, t, d: (6,), 6),
     mix("mix-static-one", lambda b, t, d: (1,), 1),
@@ -74,6 +101,13 @@ OPS = [
     Op("shortconv", lambda b, t, d: [(b, t, d), (b, 3, d), (4, d)], ops.shortconv),
     Op("shortconv-channels", lambda b, t, d: [(b, t, 2, d), (b, 1, 2, d), (2, 2, d)], ops.shortconv),
     Op("shortconv-one", lambda b, t, d: [(b, t, d), (b, 0, d), (1, d)], ops.shortconv),
+    Op("rms_norm", lambda b, t, d: [(b, t, d)], lambda x: ops.rms_norm(x, 1e-3)),
+    Op("rms_norm-gain", lambda b, t, d: [(b, t, d), (d,)], lambda x, gain: ops.rms_norm(x, 1e-3, gain)),
+    Op("swiglu", lambda b, t, d: [(b, t, d)] * 2, ops.swiglu),
+    Op("token_attend", lambda b, t, d: [(b, two(t), 2 * (d % 48 or 48))] * 3, turned(2, 2)),
+    Op("token_attend-shared", lambda b, t, d: [(b, two(t), 24), *[(b, two(t), 12)] * 2], turned(4, 2)),
+    Op("token_attend-encoder", lambda b, t, d: [(b, two(t), 6)] * 3, turned(1, 1, causal=False)),
+    Op("unembed_loss", lambda b, t, d: [(b * t, d), (11, d)], loss, wide=True, made=True),
 ]
 
 SIZES = [(1, 1, 2), (4, 6, 1), (2, 3, 5), (1, 7, 8), (2, 5, 19), (1, 2, 96), (3, 1, 4100)]

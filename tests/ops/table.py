@@ -9,6 +9,7 @@ from torch import Tensor
 
 from residua import ops
 from residua.ops.attend import ahead, merge
+from residua.ops.window_attend.position import rotations
 
 Call = Callable[..., Tensor]
 
@@ -42,6 +43,7 @@ def by_single_reads(heads: int) -> Call:
 
 
 B, T, D = 2, 5, 12
+TURNS = rotations(torch.arange(T), 4, 100.0, torch.float64)
 READ = [(D,), (1,), *[(B, T, D)] * 3]
 
 OPS: dict[str, tuple[list[tuple[int, ...]], Call]] = {
@@ -64,6 +66,13 @@ OPS: dict[str, tuple[list[tuple[int, ...]], Call]] = {
     "shortconv": ([(B, T, D), (B, 2, D), (3, D)], ops.shortconv),
     "conv_tail": ([(B, T, D), (B, 2, D)], ops.conv_tail),
     "rms_norm": ([(B, T, D)], lambda x: ops.rms_norm(x, 1e-6)),
+    "rms_norm-gain": ([(B, T, D), (D,)], lambda x, gain: ops.rms_norm(x, 1e-6, gain)),
+    "swiglu": ([(B, T, D)] * 2, ops.swiglu),
+    "token_attend": ([(B, T, D)] * 3, lambda q, k, v: ops.token_attend(q, k, v, TURNS, width=4)),
+    "unembed_loss": (
+        [(B * T, D), (7, D)],
+        lambda x, w: ops.unembed_loss(x, w, torch.arange(B * T) % 8 - 1, ignored=-1)[None],
+    ),
     "l2_norm": ([(B, T, D)], lambda x: ops.l2_norm(x, 1e-6)),
     "layer_norm": ([(B, T, D)], lambda x: ops.layer_norm(x, 1e-6)),
     "window_attend": window(),

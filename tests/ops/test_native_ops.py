@@ -168,7 +168,7 @@ def test_native_serves_two_python_threads_at_once(op):
     assert not wrong
 
 
-@ops_table
+@pytest.mark.parametrize("op", [op for op in OPS if not op.made], ids=str)
 def test_native_keeps_no_more_than_what_flows_anyway(op):
     """Between forward and backward: the inputs, or an output."""
     inputs, kept = op.draw(2, 3, 19, torch.float32, grad=True), []
@@ -237,6 +237,9 @@ def test_native_is_one_graph_to_a_compiler(op):
         (lambda x: ops.sinkhorn(x), "square"),
         (lambda x: ops.shortconv(x, x, torch.ones(2, 4)), "tail of 1 tokens"),
         (lambda x: ops.shortconv(x, x[:, :1], torch.ones(2, 3)), "taps"),
+        (lambda x: ops.rms_norm(x, 1e-6, torch.ones(3)), "gain"),
+        (lambda x: ops.token_attend(x, x, x[:, :1], width=2), "token_attend takes"),
+        (lambda x: ops.token_attend(x[..., :2], x, x, width=2), "multiple of the 2"),
     ],
 )
 def test_native_refuses_shapes_that_do_not_fit(call, message):

@@ -6,8 +6,9 @@ import torch
 from residua import ops
 from tests.ops.table import GROUPED, OPS, draw
 
-CASES = {name: (shapes, call, call) for name, (shapes, call) in OPS.items() if not name.startswith("window")} | GROUPED
-"""PyTorch's own attention, the definition of `window_attend`, has no second derivatives on CPU, and says so."""
+ATTENTION = ("window_attend", "token_attend")
+"""Defined by PyTorch's own attention, which has no second derivatives on CPU, and says so."""
+CASES = {name: (shapes, call, call) for name, (shapes, call) in OPS.items() if not name.startswith(ATTENTION)} | GROUPED
 
 
 def second(call, leaves, frozen):

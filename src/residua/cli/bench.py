@@ -11,18 +11,18 @@ import typer
 from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
-KINDS = ("ops", "stack", "profile", "model", "memory", "decode")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
 DEPTHS = (6, 12, 24, 48)
 SUBJECTS = {
     "ops": (), "stack": ("attend",), "profile": ("attend",), "model": ("attend", "mix", "delta_write", "remix"),
-    "memory": ("attend",), "decode": ("attend", "window_attend"),
+    "memory": ("attend",), "decode": ("attend", "window_attend"), "compiled": ("operators",),
 }  # fmt: skip
 """The ops whose tests must pass before a file is written; for `ops`, those that were measured."""
 
 
 def command(
-    kind: str = typer.Argument(..., help="What to measure: ops, stack, profile, model, memory or decode."),
+    kind: str = typer.Argument(..., help="What to measure: ops, stack, profile, model, memory, decode or compiled."),
     op: list[str] = typer.Option([], "--op", help="ops: op, such as attend; repeatable. All by default."),
     shape: list[str] = typer.Option([], "--shape", help="ops: TOKENSxWIDTH, such as 2048x256; repeatable."),
     count: list[int] = typer.Option(
@@ -31,27 +31,31 @@ def command(
     dtype: list[str] = typer.Option(["float32"], "--dtype", help="ops: float32 or bfloat16; repeatable."),
     compiled: bool = typer.Option(True, "--compiled/--no-compiled", help="ops: include torch.compile (slow to start)."),
     design: list[str] = typer.Option(
-        list(DESIGNS), "--design", "-d", help="model, memory, decode: design; repeatable."
+        [],
+        "--design",
+        "-d",
+        help="model, memory, decode, compiled: design; repeatable. By default those of the table "
+        "of steps; compiled: all.",
     ),
     depth: list[int] = typer.Option([], "--depth", help="Number of blocks; repeatable for stack and memory."),
     width: int = typer.Option(None, help="Model width."),
     tokens: int = typer.Option(None, help="Sequence length in tokens."),
-    rows: int = typer.Option(2, help="model: batch size."),
+    rows: int = typer.Option(2, help="model, compiled: batch size."),
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
-    pairs: int = typer.Option(40, help="model: minimum number of rounds."),
+    pairs: int = typer.Option(40, help="model, compiled: minimum number of rounds."),
     attempts: int = typer.Option(3, help="model: repeat up to this often until the A/A control is within 2 %."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
     out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure the speed of ops, of depth reads, training steps and decoding, or peak memory."""
+    """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory."""
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     refuse_output(out, ".json")
-    if kind in ("profile", "model", "decode") and len(depth) > 1:
+    if kind in ("profile", "model", "decode", "compiled") and len(depth) > 1:
         raise ValueError(f"residua bench {kind} takes one --depth, not {len(depth)}")
     from residua.lab.bench import record, regime
 
@@ -61,11 +65,14 @@ def command(
         regime.enter(regime.KEEP_PAGES, threads)
     import torch
 
+    import residua
+    from residua.lab.bench import compiled as compiled_steps
     from residua.lab.bench import decode, memory, model, profile, stack
 
     torch.set_num_threads(threads)
     cores = [] if as_is else regime.pin(threads)
     first = depth[0] if depth else None
+    design = design or list(residua.names() if kind == "compiled" else DESIGNS)
     run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
         "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 20.0),
@@ -76,6 +83,10 @@ def command(
         ),
         "memory": lambda: memory.measure(design, depth or list(DEPTHS), width=width or 256, tokens=tokens or 128),
         "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 30.0),
+        "compiled": lambda: compiled_steps.measure(
+            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 20.0,
+            pairs=pairs, tell=tell,
+        ),
     }  # fmt: skip
     with_designs = f" of standard, {', '.join(design)}" if kind in ("model", "memory", "decode") else ""
     tell(f"measuring {kind}{with_designs}")

@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from residua import ops
 from residua.options import check_options, options_of
 from residua.plan import Site, Slot
 
@@ -32,7 +32,7 @@ class LaneNorm(nn.Module):
 
     def forward(self, *lanes: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], ...]:
         gains = self.weight if len(self.weight) == len(lanes) else self.weight.expand(len(lanes), -1)
-        normed = tuple(F.rms_norm(x, x.shape[-1:], gain, self.eps) for x, gain in zip(lanes, gains, strict=True))
+        normed = tuple(ops.rms_norm(x, self.eps, gain) for x, gain in zip(lanes, gains, strict=True))
         return normed if self.scale == 1.0 else tuple(self.scale * x for x in normed)
 
 

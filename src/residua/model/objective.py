@@ -7,18 +7,30 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from residua import ops
+
 IGNORED = -100
 """The target of a position that does not count."""
 
 
 def token_loss(logits: Float[Tensor, "b t vocab"], targets: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
     """Mean cross entropy in nats over the positions whose target is not `IGNORED`; 0 if there are none."""
-    counted = (targets != IGNORED).sum().clamp_min(1)
     total = F.cross_entropy(
         logits.flatten(0, 1).float() if logits.dtype != torch.float64 else logits.flatten(0, 1),
         targets.flatten(), ignore_index=IGNORED, reduction="sum",
     )  # fmt: skip
-    return total / counted
+    return total / _counted(targets)
+
+
+def read_loss(
+    x: Float[Tensor, "b t d"], weight: Float[Tensor, "vocab d"], targets: Int[Tensor, "b t"]
+) -> Float[Tensor, ""]:
+    """`token_loss` of the logits W x, of which only some are there at a time."""
+    return ops.unembed_loss(x.flatten(0, 1), weight, targets.flatten(), ignored=IGNORED) / _counted(targets)
+
+
+def _counted(targets: Tensor) -> Tensor:
+    return (targets != IGNORED).sum().clamp_min(1)
 
 
 def mask_tokens(

@@ -117,15 +117,20 @@ class Heads(Sublayer):
             scale, shift = (each.to(q.dtype) for each in values)
             v = shift if own is None else own * _a_head(scale, self.head_width) + shift
         assert v is not None  # a design that wants none made gives them
+        q, k, v = self._normed(self.q_norm, q), self._normed(self.k_norm, k), self._normed(self.v_norm, v)
+        y: Tensor = self.o(self.mixed(q, k, v, context))
+        return y if own is None or not self.shares.kept else Answer(y, own)
+
+    def _normed(self, norm: LaneNorm | None, x: Tensor) -> Tensor:
+        """Every head normalised, where there is a norm of heads."""
+        return x if norm is None else norm(x.unflatten(-1, (-1, self.head_width)))[0].flatten(-2)
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Float[Tensor, "b t c"]:
+        """The mixture of projections, whose heads lie side by side before and after."""
         q, k, v = (each.unflatten(-1, (-1, self.head_width)).transpose(1, 2) for each in (q, k, v))
-        if self.q_norm is not None and self.k_norm is not None:
-            (q,), (k,) = self.q_norm(q), self.k_norm(k)
-        if self.v_norm is not None:
-            (v,) = self.v_norm(v)
         if self.rotary:
             q, k = rotate(q, *context.rotation), rotate(k, *context.rotation)
-        y: Tensor = self.o(self.attend(q, k, v, context).transpose(1, 2).flatten(-2))
-        return y if own is None or not self.shares.kept else Answer(y, own)
+        return self.attend(q, k, v, context).transpose(1, 2).flatten(-2)
 
     def branch(self, name: str, x: Tensor, context: Context) -> Tensor:
         """What stands between a projection and its heads: nothing, unless a subclass says so."""
@@ -197,6 +202,11 @@ class Attention(Heads, kind="attn"):
             return x
         mixed: Tensor = self.local[name](x, context, f"{self.site.name}.{name}")
         return mixed
+
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Float[Tensor, "b t c"]:
+        if context.cache is None and context.places is None:
+            return ops.token_attend(q, k, v, context.rotation, width=self.head_width, causal=context.causal)
+        return super().mixed(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
         before, here = 0, None if context.places is None else context.apart(FULL)
@@ -309,7 +319,7 @@ class MLP(Sublayer, kind="mlp"):
         self.down = nn.Linear(self.down.in_features, self.down.out_features + extra, bias=False)
 
     def forward(self, x: Tensor, *, context: Context) -> Float[Tensor, "b t d"]:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(ops.swiglu(self.gate(x), self.up(x)))
 
     def flops(self, tokens: int) -> float:
         return sum(2 * m.weight.numel() for m in (self.gate, self.up, self.down))

@@ -19,6 +19,7 @@ from residua.model.context import Context
 from residua.model.local import Started
 from residua.model.loop import Again
 from residua.model.norms import LaneNorm, NoNorm
+from residua.model.objective import read_loss, token_loss
 from residua.model.places import follow, given, plain
 from residua.model.sublayers import Sublayer, make_sublayer
 from residua.ops.window_attend.position import rotations
@@ -90,8 +91,9 @@ class Transformer(nn.Module):
         documents: Int[Tensor, "b t"] | None = None,
         cache: Cache | None = None,
         checkpointed: bool = False,
-    ) -> Float[Tensor, "b t vocab"]:
-        """Logits for every position.
+        targets: Int[Tensor, "b t"] | None = None,
+    ) -> Float[Tensor, "b t vocab"] | Float[Tensor, ""]:
+        """Logits for every position, or their loss.
 
         mask:         False where `ids` is padding; with a cache, on the left of a row alone.
         documents:    an id for every token. A run of equal ids is a document: its tokens see each other and no
@@ -99,6 +101,7 @@ class Transformer(nn.Module):
                       with the one that the cache has open.
         cache:        what earlier tokens left; it takes the new ones in.
         checkpointed: recompute each block in the backward pass instead of keeping its activations.
+        targets:      give back `token_loss` of the logits for these instead, without ever holding all logits.
         """
         context = self.context(ids, mask, cache, documents)
         if cache is not None and cache.margin and self.stream.mixes_tokens and ids.shape[1] > 1:
@@ -118,7 +121,7 @@ class Transformer(nn.Module):
         if cache is not None:
             cache.advance(ids.shape[1], runner.past(flow), context.places)
         (x,) = runner.read(flow, self.plan.head, self.norm).lanes
-        return self.logits(x)
+        return self.logits(x) if targets is None else self.loss(x, targets)
 
     @property
     def runs(self) -> list[tuple[Block, tuple[Site, ...]]]:
@@ -146,7 +149,18 @@ class Transformer(nn.Module):
 
     def logits(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t vocab"]:
         """Of what the head reads, normalised."""
-        return self.unembed(x, self.embed.weight if self.head is None else self.head.weight)
+        return self.unembed(x, self.head_weight)
+
+    def loss(self, x: Float[Tensor, "b t d"], targets: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        """`token_loss` of their logits, of which only some are there at a time; all, where ranks split the matrix."""
+        if hasattr(self.head_weight, "placements"):
+            return token_loss(self.logits(x), targets)
+        return read_loss(x, self.head_weight, targets)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The matrix of the head: the embedding, or its own."""
+        return self.embed.weight if self.head is None else self.head.weight
 
     def walk(
         self, ids: Int[Tensor, "b t"], runner: Runner | None = None, between: Callable[[Flow], Flow] = lambda flow: flow

@@ -41,37 +41,6 @@ INLINE void FN(dots)(const T *const *rows, const A *const *vectors, int64_t widt
     }
 }
 
-/* exp for x <= 0. In float32 to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
-INLINE VEC FN(exponential)(VEC x) {
-#ifndef USE_DOUBLE
-    typedef int32_t whole __attribute__((vector_size(BYTES)));
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
-#ifdef USE_AVX512
-    x = (VEC)_mm512_max_ps((__m512)FN(splat)(-87.0f), (__m512)x); /* the second, if it is NaN */
-#else
-    whole low = (whole)(x < -87.0f);
-    x = (VEC)((low & (whole)FN(splat)(-87.0f)) | (~low & (whole)x));
-#endif
-    VEC shifted = x * 1.44269504f + magic;
-    VEC power = shifted - magic;
-    VEC r = x - power * 0.693359375f; /* ln 2 in two parts */
-    r = r + power * 2.12194440e-4f;
-    VEC p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + (r + 1.0f);
-    whole exponent = ((whole)shifted - 0x4b400000 + 127) << 23;
-    return p * (VEC)exponent;
-#else
-    for (int i = 0; i < LANES; i++) {
-        x[i] = exp(x[i]);
-    }
-    return x;
-#endif
-}
-
 /* softmax of row[0..n) in place; its entries up to a multiple of LANES are scratch. Returns the log of the sum. */
 NOINLINE A FN(softmax)(A *row, int64_t n) {
     A most = row[0];

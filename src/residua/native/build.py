@@ -80,17 +80,18 @@ def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) ->
             for made, file in zip(objects, files, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(_run, jobs))
+            list(pool.map(run, jobs))
         whole = Path(folder, "library")
-        _run([*command, *usual, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
+        run([*command, *usual, *flags, "-shared", "-o", str(whole), *objects, "-lm"])
         seal(whole)
         whole.chmod(0o700)
         os.replace(whole, target)
 
 
-def _run(line: list[str]) -> None:
+def run(line: list[str], folder: Path | None = None) -> None:
+    """Run a compiler; `Unavailable` with its first error where it fails."""
     try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, cwd=folder)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{line[0]} did not run: {error}") from None
     if done.returncode:

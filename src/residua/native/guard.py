@@ -127,13 +127,15 @@ class Kernel:
     forward:   inputs, then options -> output.
     backward:  (inputs, wanted, gradient), then options -> a gradient for each wanted input.
     reference: as forward, in PyTorch: second derivatives are its.
+
+    Options are numbers, and tensors that nothing is differentiated by.
     """
 
     forward: Callable[..., Tensor]
     backward: Callable[..., Sequence[Tensor | None]]
     reference: Callable[..., Tensor]
 
-    def __call__(self, inputs: Sequence[Tensor], *options: float | int) -> Tensor:
+    def __call__(self, inputs: Sequence[Tensor], *options: float | int | Tensor) -> Tensor:
         if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
             return _Differentiable.apply(self, options, *inputs)
         return self.forward(*inputs, *options)
@@ -141,7 +143,7 @@ class Kernel:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, options: tuple[float | int, ...], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, kernel: Kernel, options: tuple[float | int | Tensor, ...], *inputs: Tensor) -> Tensor:
         ctx.kernel, ctx.options = kernel, options
         ctx.save_for_backward(*inputs)
         return kernel.forward(*inputs, *options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_double, c_int, c_int64, c_void_p
@@ -126,8 +127,23 @@ def identity() -> str | None:
     return None if found is None else f"{build.fingerprint()[:8]} {status()['instructions']}"
 
 
+_calls: list[Counter[str]] = []
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """How often each entry point is called inside a `with`, from eager and from compiled code."""
+    _calls.append(Counter())
+    try:
+        yield _calls[-1]
+    finally:
+        _calls.pop()
+
+
 def entry(name: str, *types: type) -> Callable[..., int]:
     """An entry point with its argument types set; `check` its answer."""
+    for calls in _calls:
+        calls[name] += 1
     found = getattr(library(), name)
     if found.argtypes is None:
         found.restype, found.argtypes = c_int, types

@@ -78,6 +78,61 @@ INLINE VEC FN(root)(VEC x) {
 #endif
 }
 
+typedef __typeof__((VEC){0} > (VEC){0}) FN(mask);
+
+/* x where the mask is set, y elsewhere. */
+INLINE VEC FN(either)(FN(mask) chosen, VEC x, VEC y) {
+    return (VEC)((chosen & (FN(mask))x) | (~chosen & (FN(mask))y));
+}
+
+/* The larger of two numbers; the second, if one is NaN. */
+INLINE VEC FN(larger)(VEC x, VEC y) {
+#if defined(USE_AVX512) && defined(USE_DOUBLE)
+    return (VEC)_mm512_max_pd((__m512d)x, (__m512d)y);
+#elif defined(USE_AVX512)
+    return (VEC)_mm512_max_ps((__m512)x, (__m512)y);
+#elif defined(USE_AVX2) && !defined(USE_DOUBLE)
+    return (VEC)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+    return FN(either)(x > y, x, y);
+#endif
+}
+
+/* The largest of its numbers. */
+INLINE A FN(most)(VEC x) {
+    A found = x[0];
+    for (int i = 1; i < LANES; i++) {
+        found = x[i] > found ? x[i] : found;
+    }
+    return found;
+}
+
+/* exp for x <= 0. In float32 to two units in the last place; what underflows is some 1e-38, and NaN stays NaN. */
+INLINE VEC FN(exponential)(VEC x) {
+#ifndef USE_DOUBLE
+    typedef int32_t whole __attribute__((vector_size(BYTES)));
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
+    x = FN(larger)(FN(splat)(-87.0f), x);
+    VEC shifted = x * 1.44269504f + magic;
+    VEC power = shifted - magic;
+    VEC r = x - power * 0.693359375f; /* ln 2 in two parts */
+    r = r + power * 2.12194440e-4f;
+    VEC p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    whole exponent = ((whole)shifted - 0x4b400000 + 127) << 23;
+    return p * (VEC)exponent;
+#else
+    for (int i = 0; i < LANES; i++) {
+        x[i] = exp(x[i]);
+    }
+    return x;
+#endif
+}
+
 /* Accumulators in memory: weights, statistics, scratch. */
 INLINE VEC FN(load_wide)(const A *p) {
     VEC x;

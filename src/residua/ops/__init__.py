@@ -17,11 +17,14 @@ from residua.ops.delta_write import delta_write as delta_write
 from residua.ops.mix import mix as mix
 from residua.ops.norm import l2_norm as l2_norm
 from residua.ops.norm import layer_norm as layer_norm
-from residua.ops.norm import rms_norm as rms_norm
 from residua.ops.remix import remix as remix
+from residua.ops.rms_norm import rms_norm as rms_norm
 from residua.ops.shortconv import conv_tail as conv_tail
 from residua.ops.shortconv import shortconv as shortconv
 from residua.ops.sinkhorn import sinkhorn as sinkhorn
+from residua.ops.swiglu import swiglu as swiglu
+from residua.ops.token_attend import token_attend as token_attend
+from residua.ops.unembed_loss import unembed_loss as unembed_loss
 from residua.ops.window_attend import window_attend as window_attend
 
 _triton_registry.register()

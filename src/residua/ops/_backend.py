@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from residua.native.guard import Unsupported, forward_mode
+from residua.native.library import asked_while_tracing, available, reason
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,16 +101,27 @@ def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **opti
         return reference(*args, **options)
     try:
         return found[1](*args, **options)
-    except Unsupported as reason:
-        fall_back(op, f"{found[0]}: {reason}")
+    except Unsupported as declined:
+        if torch.compiler.is_compiling():
+            _fall_back_in_a_graph(op, found[0])
+        else:
+            fall_back(op, f"{found[0]}: {declined}")
         return reference(*args, **options)
 
 
-def fall_back(op: str, reason: str) -> None:
+def fall_back(op: str, why: str) -> None:
     """Say once that an op runs its reference, and why; where fallbacks are errors, raise."""
-    message = f"residua.ops.{op} runs its reference implementation: {reason}"
+    message = f"residua.ops.{op} runs its reference implementation: {why}"
     if _strict:
         raise RuntimeError(f"{message} (an error because RESIDUA_STRICT=1)")
     if message not in _said:
         _said.add(message)
         warnings.warn(message, stacklevel=3)
+
+
+def _fall_back_in_a_graph(op: str, backend: str) -> None:
+    """The same while a compiler traces, which has no text of the reason, and for which a warning would be a break."""
+    fall_back(op, f"{backend}: {'compiled code calls it in a way it does not serve' if available() else reason()}")
+
+
+asked_while_tracing(_fall_back_in_a_graph)

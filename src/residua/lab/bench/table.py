@@ -159,6 +159,28 @@ def _decode(measured: Measured) -> Sheet:
     return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, notes)
 
 
+def _compiled(measured: Measured) -> Sheet:
+    rows = []
+    for one in measured["designs"]:
+        found = one["ratios"]
+        rows.append([
+            one["design"], f"{1e3 * one['seconds']:.1f}",
+            *(f"{found[form]['value']:.3f}" for form in ("compiled", "fused")),
+            f"{found['compiled']['low']:.3f} to {found['compiled']['high']:.3f}",
+            f"{100 * found['compiled']['control']:.1f} %", str(one["kernel_calls"]),
+        ])  # fmt: skip
+    title = (
+        f"A compiled training step over the eager one, {measured['depth']} x {measured['width']}, "
+        f"{measured['rows']} x {measured['tokens']} tokens"
+    )
+    notes = [
+        "compiled: the kernels as operators of the graph; fused: without them, the references as Inductor fuses them; "
+        "interval and A/A of the first. kernels: calls of C a compiled step."
+    ]
+    return Sheet(title, ["design", "eager ms", "compiled", "fused", "95 % interval", "A/A", "kernels"], rows, notes)
+
+
 _MAKERS: dict[str, Callable[[Measured], Sheet]] = {
     "ops": _ops, "stack": _stack, "profile": _profile, "model": _model, "memory": _memory, "decode": _decode,
+    "compiled": _compiled,
 }  # fmt: skip

@@ -179,7 +179,7 @@ class Trainer:
         counted = sum(batch.counted for batch in batches)
         positions = max(1, counted) if self.ranks.alone else self.config.tokens_per_step
         around = partial(autocast, self.config, self.device)
-        return self.placement.backward(self.subject.logits, batches, positions, around), counted
+        return self.placement.backward(self.subject.loss, batches, positions, around), counted
 
     def _agreed(self, said: list[list[float]], sizes: list[int]) -> tuple[float, str]:
         """The loss of the whole update and the checksum of its rows, from what all ranks said; its gradients."""

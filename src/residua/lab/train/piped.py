@@ -19,7 +19,7 @@ from residua.lab.common.files import Values
 from residua.lab.train.config import TrainConfig
 from residua.lab.train.diverge import Diverged, Eyes, Seen, explain_parameters, finite, first, in_the_loss, not_finite
 from residua.lab.train.optim import group_of
-from residua.lab.train.placement import Logits, Placement
+from residua.lab.train.placement import Logits, Loss, Placement
 from residua.lab.train.precision import autocast, execution
 from residua.lab.train.ranks import Ranks
 from residua.lab.train.recipe import Recipe
@@ -139,15 +139,15 @@ class Piped(Placement):
 
     def backward(
         self,
-        logits: Logits,
+        loss: Loss,
         batches: Sequence[Batch],
         positions: int,
         around: Callable[[], AbstractContextManager[object]],
     ) -> float:
         whole = joined(batches)
         # torch's schedules leave the mean over the copies, of which each has its part of the positions
-        loss = self.pipeline.step(whole.inputs, whole.targets, count=positions / self.copies)
-        return float(loss) / self.copies
+        mean = self.pipeline.step(whole.inputs, whole.targets, count=positions / self.copies)
+        return float(mean) / self.copies
 
     def evaluate(self, logits: Logits, batch: Batch) -> tuple[float, Tensor]:
         whole = filled(batch, self.pipeline.rows)

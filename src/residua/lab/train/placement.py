@@ -23,6 +23,8 @@ from residua.runner import Execution
 
 Logits = Callable[[Tensor, Any], Tensor]
 """Of token ids, by a model or what stands for it."""
+Loss = Callable[[Batch, Any], Tensor]
+"""The mean over the counted positions of a batch, likewise."""
 
 
 def place(model: ModelConfig, seed: int, execution: Execution, ranks: Ranks, device: torch.device) -> Transformer:
@@ -69,7 +71,7 @@ class Placement:
 
     def backward(
         self,
-        logits: Logits,
+        loss: Loss,
         batches: Sequence[Batch],
         positions: int,
         around: Callable[[], AbstractContextManager[object]],
@@ -78,15 +80,14 @@ class Placement:
 
         around: makes the context of a forward pass.
         """
-        loss, copies = 0.0, self.copies
+        total, copies = 0.0, self.copies
         for turn, batch in enumerate(batches):
             with self.turn(last=turn == len(batches) - 1):
                 with around():
-                    out = logits(batch.inputs, self.forward)
-                part = token_loss(out, batch.targets) * (batch.counted / positions)
+                    part = loss(batch, self.forward) * (batch.counted / positions)
                 (part if copies == 1 else part * copies).backward()
-            loss += float(part.detach())
-        return loss
+            total += float(part.detach())
+        return total
 
     def evaluate(self, logits: Logits, batch: Batch) -> tuple[float, Tensor]:
         """The mean loss of this rank's rows, and their logits where they are here, without gradients."""

@@ -24,7 +24,7 @@ from residua.lab.train.precision import execution as execution
 from residua.lab.train.ranks import ALONE, Ranks
 from residua.lab.train.recipe import Recipe
 from residua.lab.train.sampler import Batch
-from residua.model import Transformer
+from residua.model import Transformer, token_loss
 
 
 class Subject(ABC):
@@ -41,6 +41,10 @@ class Subject(ABC):
     @abstractmethod
     def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         """One forward pass of `forward`, which is the model or its compiled twin."""
+
+    def loss(self, batch: Batch, forward: nn.Module) -> Tensor:
+        """The mean loss of one forward pass, to differentiate."""
+        return token_loss(self.logits(batch.inputs, forward), batch.targets)
 
     @abstractmethod
     def groups(self) -> Mapping[str, str]:
@@ -85,6 +89,10 @@ class OwnModel(Subject):
 
     def logits(self, ids: Tensor, forward: nn.Module) -> Tensor:
         return forward(ids, checkpointed=self.config.checkpointed and self.model.training)
+
+    def loss(self, batch: Batch, forward: nn.Module) -> Tensor:
+        checkpointed = self.config.checkpointed and self.model.training
+        return forward(batch.inputs, targets=batch.targets, checkpointed=checkpointed)
 
     def groups(self) -> Mapping[str, str]:
         return group_of(self.model)

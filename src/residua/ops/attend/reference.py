@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from residua.ops.norm import accumulator, rms_norm
+from residua.ops.norm import accumulator
+from residua.ops.rms_norm.reference import rms_norm
 
 
 def logits(query: Tensor, sources: tuple[Tensor, ...], *, eps: float, null: Tensor | None, heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gainless norms designs put on their sources: x / rms(x), x / |x| and (x - mean) / std."""
+"""Other norms that designs put on their sources, x / |x| and (x - mean) / std, and the type to add up in."""
 
 from __future__ import annotations
 
@@ -11,11 +11,6 @@ from torch.nn import functional as F
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The type to add up in: float32 for narrower inputs, else the input's own."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def rms_norm(x: Float[Tensor, "*n d"], eps: float) -> Float[Tensor, "*n d"]:
-    """x / sqrt(mean(x^2) + eps)."""
-    return F.rms_norm(x, x.shape[-1:], eps=eps)
 
 
 def l2_norm(x: Float[Tensor, "*n d"], eps: float) -> Float[Tensor, "*n d"]:

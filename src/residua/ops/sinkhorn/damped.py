@@ -17,7 +17,8 @@ from residua.ops.norm import accumulator
 def sinkhorn(logits: Tensor, *, iterations: int, eps: float) -> Tensor:
     """On any device: small matrices, of which the rounds are cheap beside the streams that they mix."""
     logits = logits.to(accumulator(logits.dtype))
-    if torch.compiler.is_compiling():
+    # an exported graph runs where this operator, which is in Python, is not
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return _sinkhorn(logits, iterations, eps)
     return _rounds(logits, iterations, eps)[-1][1]
 

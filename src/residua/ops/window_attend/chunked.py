@@ -269,8 +269,10 @@ def window_attend(
     causal: bool,
     bias: Tensor | None,
 ) -> Tensor:
-    """The reference's result. Keys in any order (a ring, at most a window long) need no chunks and get none."""
-    if queries is not None or not q.shape[2] or k.shape[2] < q.shape[2] or transformed(q, k, v):
+    """The reference's result. Keys in any order (a ring, at most a window long) need no chunks and get none, and an
+    exported graph, in which the number of tokens is open, cannot be cut into them."""
+    given = queries is not None or torch.compiler.is_exporting()
+    if given or not q.shape[2] or k.shape[2] < q.shape[2] or transformed(q, k, v):
         return reference.window_attend(
             q, k, v, window=window, mode=mode, queries=queries, keys=keys, causal=causal, bias=bias
         )
