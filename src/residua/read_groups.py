@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from residua import ops
 from residua.native.library import asked_while_tracing
-from residua.ops.attend import CARRIED, Carry, groupable, merge, together
+from residua.ops.attend import Carry, carries, groupable, merge, together
 from residua.ops.attend import ahead as begin
 from residua.plan import Site
 from residua.stream import OPEN, State, Stream
@@ -72,7 +72,7 @@ class ReadGroups:
         for route, carry in zip(routes, ahead.begun, strict=False):
             assert route.query is not None  # whoever begins a read has a query
             read = merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
-            found.append(route.onto(base, read))
+            found.append(route.onto(base, read.to(kept[0].dtype)))  # what is carried may be wider
         return lanes(found)
 
     def onward(self, state: State, ahead: Ahead, site: Site) -> tuple[State, Ahead]:
@@ -119,7 +119,7 @@ class ReadGroups:
 
     def _pays(self, source: Tensor) -> bool:
         """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""
-        return source.numel() >= self.least and source.dtype in CARRIED
+        return source.numel() >= self.least and carries(source)
 
 
 def _entered(route: Route, made: Tensor, base: Tensor | None) -> Tensor:

@@ -16,7 +16,7 @@ from tests.ops.table import draw as arguments
 @pytest.mark.parametrize("dtype", cpu.CARRIED, ids=str)
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("nulls", [False, True])
-@pytest.mark.parametrize(("queries", "old", "width"), [(2, 1, 16), (5, 3, 44), (8, 7, 64)])
+@pytest.mark.parametrize(("queries", "old", "width"), [(2, 1, 16), (5, 3, 44), (8, 7, 64), (17, 12, 48)])
 def test_attend_ahead_and_merge_equal_single_reads(dtype, heads, nulls, queries, old, width):
     """A group of reads over old sources, merged with fresh ones: the reads and gradients of single reads."""
     wide = torch.promote_types(dtype, torch.float32)

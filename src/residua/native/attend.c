@@ -50,6 +50,25 @@ static int64_t wide_bytes(int type) {
     return type == RESIDUA_FLOAT64 ? 8 : 4;
 }
 
+/* Memory that begins where a vector may, or NULL. */
+static char *scratch_of(int64_t bytes) {
+    void *found = NULL;
+    return posix_memalign(&found, 64, (size_t)bytes) ? NULL : found;
+}
+
+/* Scratch of attend_many, in its order. */
+static int64_t many_numbers(const attend_read *read) {
+    const attend_room room = attend_room_of(read);
+    return room.rows * room.length + room.length * room.stride + 2 * room.rows * room.stride + room.rows + room.length;
+}
+
+/* Scratch of attend_many_gradient, in its order. */
+static int64_t many_gradient_numbers(const attend_read *read) {
+    const attend_room room = attend_room_of(read);
+    return room.rows * room.length + 5 * room.length * room.stride +
+           (1 + 2 * read->heads) * room.rows * room.stride + 2 * room.rows + room.length;
+}
+
 static int forward(attend_read read, int type, int threads) {
     const int64_t wide = wide_bytes(type);
     const int parts = parts_of(&read, threads);
@@ -57,9 +76,9 @@ static int forward(attend_read read, int type, int threads) {
     read.tile = streams(&read) ? tile_of(&read, 1, wide) : tile_of(&read, read.sources + 1, element_bytes(type));
     int64_t numbers = streams(&read)      ? read.tile * (read.width + 2)
                       : read.queries == 1 ? read.heads * read.tile * read.stride
-                                          : (1 + read.heads * read.queries) * read.stride;
+                                          : many_numbers(&read);
     read.scratch_bytes = (numbers * wide + 63) / 64 * 64;
-    read.scratch = malloc((size_t)(parts * read.scratch_bytes));
+    read.scratch = scratch_of(parts * read.scratch_bytes);
     if (!read.scratch) {
         return RESIDUA_NO_MEMORY;
     }
@@ -168,9 +187,9 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
     read.streamed = tokens * width * sources * element_bytes(type) > STREAMED;
     int64_t numbers = streamed ? read.tile * (width + 2) + 3 * width
                       : queries == 1 ? (3 * heads + 2) * read.tile * read.stride + (read.tile + 2) * width
-                                     : (3 * heads * queries + 2) * read.stride + (2 * queries + 1) * width;
+                                     : many_gradient_numbers(&read);
     read.scratch_bytes = (numbers * wide + 63) / 64 * 64;
-    read.scratch = malloc((size_t)(parts * read.scratch_bytes));
+    read.scratch = scratch_of(parts * read.scratch_bytes);
     read.totals = calloc((size_t)(parts * each), sizeof(double));
     if (!read.scratch || !read.totals) {
         free(read.scratch);

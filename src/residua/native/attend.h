@@ -13,6 +13,7 @@ typedef struct {
     double eps, scale;
     const void *gate; /* [queries] numbers that their reads are multiplied by, or NULL; for several queries */
     int centred;
+    int wide; /* whether reads that are carried and their gradients are of type A: out, out_gradient, and the carry's */
     const void *carry_logit;         /* NULL; a null of each query [queries]; or [tokens, heads] if carry_steps */
     int carry_steps;                 /* whether the carry differs from token to token */
     const void *carry_value;         /* rows, or NULL */
@@ -30,14 +31,39 @@ typedef struct {
     char *scratch;                               /* [parts, scratch_bytes] */
 } attend_read;
 
+/* How scratch for several queries is laid out, in numbers. */
+typedef struct {
+    int64_t rows;   /* the sources, up to a multiple of four and of six */
+    int64_t length; /* from one row to the next: a vector and more than the width, and no power of two */
+    int64_t stride; /* the queries, up to a multiple of the widest vector */
+} attend_room;
+
+INLINE attend_room attend_room_of(const attend_read *read) {
+    return (attend_room){.rows = (read->sources + 11) / 12 * 12, .length = (read->width + 15) / 16 * 16 + 16,
+                         .stride = (read->queries + 15) / 16 * 16};
+}
+
 /* How far ahead in its source a row is fetched: whole rows, 4 KiB or more. */
 INLINE int64_t attend_ahead(int64_t width, int64_t element) {
     return (4096 / (width * element) + 1) * width;
 }
 
-INLINE void attend_prefetch(const void *p, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) {
-        __builtin_prefetch((const char *)p + b);
+/* Rows that are wanted soon: they are called a few lines at a time, in the midst of arithmetic, since the memory takes
+ * no more at once. */
+typedef struct {
+    const void *const *rows;
+    int64_t count, from, bytes; /* how many, and which part of each */
+    int64_t row, at;            /* how far it is */
+} attend_soon;
+
+INLINE void attend_call(attend_soon *soon, int64_t lines) {
+    for (; lines > 0 && soon->row < soon->count; lines--) {
+        __builtin_prefetch((const char *)soon->rows[soon->row] + soon->from + soon->at, 0, 2);
+        soon->at += 64;
+        if (soon->at >= soon->bytes) {
+            soon->at = 0;
+            soon->row++;
+        }
     }
 }
 

@@ -24,23 +24,6 @@ INLINE void FN(dots_step)(const int row_count, const T *const *rows, const int v
     }
 }
 
-/* dot[r][v] = rows[r] . vectors[v] of two rows and four vectors, and square[r] += |rows[r]|^2 where asked for. */
-INLINE void FN(dots)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4], A *square) {
-    VEC sum[4][4] = {0}, squares[4] = {0};
-    int64_t d = 0;
-    for (; d + LANES <= width; d += LANES) {
-        FN(dots_step)(2, rows, 4, vectors, d, LANES, sum, square ? squares : NULL);
-    }
-    if (d < width) {
-        FN(dots_step)(2, rows, 4, vectors, d, width - d, sum, square ? squares : NULL);
-    }
-    FN(sums_of_8)(sum[0], dot[0]);
-#pragma GCC unroll 2
-    for (int r = 0; square && r < 2; r++) {
-        square[r] += FN(sum)(squares[r]);
-    }
-}
-
 /* softmax of row[0..n) in place; its entries up to a multiple of LANES are scratch. Returns the log of the sum. */
 NOINLINE A FN(softmax)(A *row, int64_t n) {
     A most = row[0];
@@ -96,51 +79,32 @@ INLINE VEC FN(rms_inverses)(const attend_read *read, VEC squares) {
     return (A)1 / FN(root)(squares / (A)read->width + (A)read->eps);
 }
 
-INLINE void FN(mix_step)(const int queries, const int vectors, const T *const *rows, int64_t count,
-                         const A *const *weights, T *const *out, int64_t at, int64_t d, int64_t n) {
-    VEC sum[4][8] = {0};
+INLINE void FN(mix_step)(const int vectors, const T *const *rows, int64_t count, const A *weights, T *out, int64_t at,
+                         int64_t d, int64_t n) {
+    VEC sum[8] = {0};
     for (int64_t i = 0; i < count; i++) {
-        VEC x[8];
+        const VEC weight = FN(splat)(weights[i]);
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; v++) {
-            x[v] = FN(load_some)(rows[i] + at + d + v * LANES, n);
-        }
-#pragma GCC unroll 4
-        for (int k = 0; k < queries; k++) {
-            const VEC weight = FN(splat)(weights[k][i]);
-#pragma GCC unroll 8
-            for (int v = 0; v < vectors; v++) {
-                sum[k][v] += weight * x[v];
-            }
+            sum[v] += weight * FN(load_some)(rows[i] + at + d + v * LANES, n);
         }
     }
-#pragma GCC unroll 4
-    for (int k = 0; k < queries; k++) {
 #pragma GCC unroll 8
-        for (int v = 0; v < vectors; v++) {
-            FN(store_some)(out[k] + at + d + v * LANES, sum[k][v], n);
-        }
+    for (int v = 0; v < vectors; v++) {
+        FN(store_some)(out + at + d + v * LANES, sum[v], n);
     }
 }
 
-/* out[k] = sum_i weights[k][i] rows[i], numbers at..at+width of each: for 1 or 4 queries. */
-INLINE void FN(mix)(const int queries, const T *const *rows, int64_t count, const A *const *weights, T *const *out,
-                    int64_t at, int64_t width) {
-    const int most = LANES * sizeof(A) == 64 ? 4 : queries == 1 ? 8 : 2; /* vectors that registers hold */
-    int64_t d = 0;
-    for (; d + most * LANES <= width; d += most * LANES) {
-        FN(mix_step)(queries, most, rows, count, weights, out, at, d, LANES);
-    }
-    for (; d + LANES <= width; d += LANES) {
-        FN(mix_step)(queries, 1, rows, count, weights, out, at, d, LANES);
-    }
-    if (d < width) {
-        FN(mix_step)(queries, 1, rows, count, weights, out, at, d, width - d);
-    }
-}
-
+/* out = sum_i weights[i] rows[i], numbers at..at+width of each. */
 NOINLINE void FN(mix_one)(const T *const *rows, int64_t count, const A *weights, T *out, int64_t at, int64_t width) {
-    FN(mix)(1, rows, count, &weights, &out, at, width);
+    enum { MOST = BYTES == 64 ? 4 : 8 };
+    int64_t d = 0;
+    for (; d + MOST * LANES <= width; d += MOST * LANES) {
+        FN(mix_step)(MOST, rows, count, weights, out, at, d, LANES);
+    }
+    for (; d < width; d += LANES) {
+        FN(mix_step)(1, rows, count, weights, out, at, d, width - d < LANES ? width - d : LANES);
+    }
 }
 
 /* The gradient of the logits of one (query, token, head) from dots[i] = out_gradient . value_i.
@@ -149,7 +113,7 @@ NOINLINE void FN(mix_one)(const T *const *rows, int64_t count, const A *weights,
  * itself, through its norm. carried is out_gradient . carry value times the carry's share of the softmax. Returns the
  * gradient of the carry's logit. */
 NOINLINE A FN(route_gradient)(const attend_read *read, A *row, const A *logit, A *dots, const A *inverse, A *pull,
-                              A carried, A lse_gradient) {
+                              A carried) {
     const A scale = (A)read->scale;
     A mean = carried;
     for (int64_t i = 0; i < read->sources; i++) {
@@ -158,10 +122,10 @@ NOINLINE A FN(route_gradient)(const attend_read *read, A *row, const A *logit, A
     A carry = 0;
     if (read->carry_logit) {
         const A share = row[read->sources];
-        carry = scale * (carried - share * mean) + share * lse_gradient;
+        carry = scale * (carried - share * mean);
     }
     for (int64_t i = 0; i < read->sources; i++) {
-        const A slope = row[i] * (scale * (dots[i] - mean) + lse_gradient) * inverse[i];
+        const A slope = row[i] * scale * (dots[i] - mean) * inverse[i];
         dots[i] = slope;
         pull[i] -= slope * logit[i] * inverse[i] / (A)read->width;
     }

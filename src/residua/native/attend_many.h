@@ -1,310 +1,292 @@
-/* Several queries over the same sources, bound by arithmetic: token by token, every number loaded used many times. */
-enum { FN(ROWS) = 16 }; /* that stay in the first-level cache while four vectors after four go by */
+/* Several queries over the same sources, bound by arithmetic: token by token, as products of small matrices.
+ *
+ * The rows of a token are copied, which makes them wide, puts them where their places in the cache differ, and costs a
+ * hundredth of what is then done with them. With V [sources, width] the copies, Q [queries, width] the queries and G
+ * the gradients of the reads:
+ *
+ *     forward    logits = V Q', reads = weights' V
+ *     backward   logits = V Q', dots = V G', gradients of V = weights G + slopes Q + pull V, of Q = slopes' V
+ */
+#include "attend_tiles.h"
 
-NOINLINE void FN(dots_of_2_by_4)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4]) {
-    FN(dots)(rows, vectors, width, dot, NULL);
+INLINE void FN(copy_step)(A *to, int64_t length, const T *const *rows, VEC *square, int64_t d, int64_t n) {
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+        const VEC x = FN(load_some)(rows[r] + d, n);
+        square[r] += x * x;
+        FN(store_some_wide)(to + r * length + d, x, n);
+    }
 }
 
-NOINLINE void FN(dots_of_2_by_4_and_squares)(const T *const *rows, const A *const *vectors, int64_t width, A dot[2][4],
-                                             A *square) {
-    FN(dots)(rows, vectors, width, dot, square);
+/* Four rows as numbers, a wide copy of each, and their sums of squares. */
+NOINLINE void FN(copy_four)(A *to, int64_t length, const T *const *four, int64_t width, A *squares) {
+    const T *const rows[4] = {four[0], four[1], four[2], four[3]}; /* copies that no store can alias */
+    VEC square[4] = {0};
+    SWEEP(width, FN(copy_step)(to, length, rows, square, d, n););
+    for (int r = 0; r < 4; r++) {
+        squares[r] = FN(sum)(square[r]);
+    }
 }
 
-NOINLINE void FN(mix_four)(const T *const *rows, int64_t count, const A *const *weights, T *const *out, int64_t at,
-                           int64_t width) {
-    FN(mix)(4, rows, count, weights, out, at, width);
-}
-
-/* place(v)[i] = rows[i] . vectors[v] for v, .., v + 3 of `count` and the rows first..last of one head; squares of the
- * rows are added up with the first vectors, and the rows of the next token called if it is not the last. */
-INLINE void FN(dots_of_rows)(const attend_read *read, int64_t first, int64_t last, int64_t at, int64_t slice,
-                             const A *const *vectors, int64_t v, int64_t count, int64_t offset, A *places,
-                             A *squares, int more) {
+/* The rows of a token, and 1 / rms of each. */
+INLINE void FN(copy_token)(const attend_read *read, int64_t token, A *rows, int64_t length, A *inverse) {
     const T *const *source = (const T *const *)read->source;
-    const A *some[4];
-    for (int64_t k = 0; k < 4; k++) {
-        some[k] = vectors[v + k < count ? v + k : v] + offset;
-    }
-    for (int64_t i = first; i < last; i += 2) {
-        const int two = i + 1 < last;
-        const T *rows[2] = {source[i] + at, source[i + two] + at};
-        A dot[2][4];
-        if (v == 0) {
-            if (more) {
-                attend_prefetch(rows[0] + read->width, slice * (int64_t)sizeof(T));
-                attend_prefetch(rows[1] + read->width, slice * (int64_t)sizeof(T));
-            }
-            FN(dots_of_2_by_4_and_squares)(rows, some, slice, dot, squares + i - first);
-        } else {
-            FN(dots_of_2_by_4)(rows, some, slice, dot);
+    const int64_t width = read->width;
+    for (int64_t i = 0; i < read->sources; i += 4) {
+        const int64_t last = read->sources - 1;
+        const T *four[4];
+        A square[4];
+        for (int64_t r = 0; r < 4; r++) {
+            four[r] = source[i + r < last ? i + r : last] + token * width;
         }
-        for (int64_t k = v; k < v + 4 && k < count; k++) {
-            for (int r = 0; r <= two; r++) {
-                places[k * read->stride + i + r] = dot[r][k - v];
+        FN(copy_four)(rows + i * length, length, four, width, square);
+        for (int64_t r = 0; r < 4; r++) {
+            inverse[i + r] = FN(rms_inverse)(read, square[r]);
+        }
+    }
+}
+
+/* The next token's part of rows of such elements; none after the last token. */
+INLINE attend_soon FN(next_of)(const attend_read *read, const void *const *rows, int64_t count, int64_t token,
+                                     int64_t end, int64_t element) {
+    return (attend_soon){.rows = rows, .count = token + 1 < end ? count : 0,
+                               .from = (token + 1) * read->width * element, .bytes = read->width * element};
+}
+
+/* columns[d][k] = queries[k][d]; `rows`, eight of them, are scratch and left as zeros. */
+INLINE void FN(turn_queries)(const attend_read *read, A *columns, int64_t stride, A *rows, int64_t length) {
+    const int64_t width = read->width;
+    for (int64_t k = 0; k < read->queries; k += 8) {
+        memset(rows, 0, (size_t)(8 * length) * sizeof(A));
+        for (int64_t r = 0; r < 8 && k + r < read->queries; r++) {
+            memcpy(rows + r * length, (const A *)read->query + (k + r) * width, (size_t)width * sizeof(A));
+        }
+        SHARED(turn)(columns + k, stride, rows, length, 8, width);
+    }
+    memset(rows, 0, (size_t)(8 * length) * sizeof(A));
+}
+
+INLINE void FN(read_tile)(const int vectors, const int wide, const A *weights, int64_t stride, const A *rows,
+                          int64_t length, int64_t count, void *const *out, int64_t at, int64_t n, int64_t ahead) {
+    VEC sum[4][4] = {0};
+    SHARED(sums_tile)(vectors, weights, 1, stride, rows, length, count, sum);
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; k++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            if (wide) {
+                __builtin_prefetch((A *)out[k] + ahead + at + v * LANES, 1, 2);
+                FN(store_some_wide)((A *)out[k] + at + v * LANES, sum[k][v], n);
+            } else {
+                __builtin_prefetch((T *)out[k] + ahead + at + v * LANES, 1, 2);
+                FN(store_some)((T *)out[k] + at + v * LANES, sum[k][v], n);
             }
         }
     }
 }
 
-/* The logits of every query and 1 / rms of every source for one token; `vectors` are the queries, and more vectors
- * whose dots are wanted beside theirs. */
-INLINE void FN(token_dots)(const attend_read *read, int64_t token, int64_t end, const A *const *vectors, int64_t count,
-                           A *places, A *inverse) {
-    const int64_t width = read->width, heads = read->heads, slice = width / heads, stride = read->stride;
-    for (int64_t first = 0; first < read->sources; first += FN(ROWS)) {
-        const int64_t last = first + FN(ROWS) < read->sources ? first + FN(ROWS) : read->sources;
-        A squares[FN(ROWS)] = {0};
-        for (int64_t head = 0; head < heads; head++) {
-            for (int64_t v = 0; v < count; v += 4) {
-                FN(dots_of_rows)(read, first, last, token * width + head * slice, slice, vectors, v, count,
-                                 head * slice, places + head * count * stride, squares, token + 1 < end);
-            }
-        }
-        for (int64_t i = first; i < last; i++) {
-            inverse[i] = FN(rms_inverse)(read, squares[i - first]);
-        }
+/* out[k] = sum_i weights[i][k] rows[i] for every four of the queries; `ahead` numbers on, the next token's follow. */
+INLINE void FN(read_rows)(const int wide, const A *weights, int64_t stride, int64_t queries, const A *rows,
+                          int64_t length, int64_t count, void *const *out, int64_t width, int64_t ahead) {
+#define TILE_OF_READS(vectors, n)                                                                                     \
+    for (int64_t k = 0; k < queries; k += 4) {                                                                        \
+        FN(read_tile)(vectors, wide, weights + k, stride, rows + d, length, count, out + k, d, n, ahead);             \
     }
-    for (int64_t head = 0; head < heads; head++) {
-        for (int64_t k = 0; k < read->queries; k++) {
-            A *row = places + (head * count + k) * stride;
-            for (int64_t i = 0; i < read->sources; i++) {
-                row[i] *= inverse[i];
-            }
-        }
-    }
+    TILES(width, TILE_OF_READS);
+#undef TILE_OF_READS
 }
+
+NOINLINE void FN(read_wide)(const A *weights, int64_t stride, int64_t queries, const A *rows, int64_t length,
+                            int64_t count, void *const *out, int64_t width, int64_t ahead) {
+    FN(read_rows)(1, weights, stride, queries, rows, length, count, out, width, ahead);
+}
+
+#ifdef USE_BFLOAT16
+NOINLINE void FN(read_narrow)(const A *weights, int64_t stride, int64_t queries, const A *rows, int64_t length,
+                              int64_t count, void *const *out, int64_t width, int64_t ahead) {
+    FN(read_rows)(0, weights, stride, queries, rows, length, count, out, width, ahead);
+}
+#endif
 
 static void FN(attend_many)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;
-    const int64_t width = read->width, heads = read->heads, slice = width / heads;
-    const int64_t stride = read->stride, queries = read->queries;
-    const T *const *source = (const T *const *)read->source;
-    A *inverse = (A *)(read->scratch + part * read->scratch_bytes), *logits = inverse + stride;
-    const A *vectors[ATTEND_QUERIES];
-    for (int64_t k = 0; k < queries; k++) {
-        vectors[k] = (const A *)read->query + k * width;
-    }
+    const attend_room room = attend_room_of(read);
+    const int64_t width = read->width, heads = read->heads, slice = width / heads, queries = read->queries;
+    const int64_t length = room.length, stride = room.stride;
+    A *rows = (A *)(read->scratch + part * read->scratch_bytes); /* [room.rows, length] */
+    A *columns = rows + room.rows * length;                      /* [length, stride] */
+    A *logits = columns + length * stride;                       /* [room.rows, stride], as the next */
+    A *weights = logits + room.rows * stride;
+    A *inverse = weights + room.rows * stride; /* [room.rows] */
+    A *unwanted = inverse + room.rows;         /* a row for reads that are there to make four */
+    A lse[ATTEND_QUERIES], nothing[ATTEND_QUERIES];
+    void *out[ATTEND_QUERIES];
+    memset(rows, 0, (size_t)read->scratch_bytes);
+    FN(turn_queries)(read, columns, stride, rows, length);
     for (int64_t token = begin; token < end; token++) {
-        FN(token_dots)(read, token, end, vectors, queries, logits, inverse);
+        attend_soon soon = FN(next_of)(read, read->source, read->sources, token, end, sizeof(T));
+        FN(copy_token)(read, token, rows, length, inverse);
         for (int64_t head = 0; head < heads; head++) {
-            const int64_t at = token * width + head * slice;
-            const A *weights[ATTEND_QUERIES];
+            const int64_t first = head * slice;
+            SHARED(dots_of_columns)(rows + first, read->sources, length, columns + first * stride, stride, queries,
+                                    slice, logits, &soon);
+            SHARED(route_many)(read, logits, inverse, weights, stride, lse, nothing);
             for (int64_t k = 0; k < queries; k++) {
-                A *row = logits + (head * queries + k) * stride;
-                const A sum = FN(routed)(read, row, k, token, head);
                 if (read->lse) {
-                    ((A *)read->lse)[(k * read->tokens + token) * heads + head] = sum;
+                    ((A *)read->lse)[(k * read->tokens + token) * heads + head] = lse[k];
                 }
-                FN(weighted)(read, row);
-                for (int64_t i = 0; read->gate && i < read->sources; i++) {
-                    row[i] *= ((const A *)read->gate)[k];
+                const A gate = read->gate ? ((const A *)read->gate)[k] : 1;
+                const A scale = (A)read->scale, centre = read->centred ? 1 / (A)read->sources : 0;
+                for (int64_t i = 0; (read->gate || scale != 1 || read->centred) && i < read->sources; i++) {
+                    weights[i * stride + k] = gate * (scale * weights[i * stride + k] - centre);
                 }
-                weights[k] = row;
             }
-            int64_t k = 0;
-            for (; k + 4 <= queries; k += 4) {
-                FN(mix_four)(source, read->sources, weights + k, (T *const *)read->out + k, at, slice);
+            for (int64_t k = 0; k < (queries + 3) / 4 * 4; k++) {
+                const int64_t element = read->wide ? (int64_t)sizeof(A) : (int64_t)sizeof(T);
+                out[k] = k < queries ? (char *)read->out[k] + (token * width + first) * element : (char *)unwanted;
             }
-            for (; k < queries; k++) {
-                FN(mix_one)(source, read->sources, weights[k], read->out[k], at, slice);
-            }
+#ifdef USE_BFLOAT16
+            (read->wide ? FN(read_wide) : FN(read_narrow))(weights, stride, queries, rows + first, length,
+                                                           read->sources, out, slice, width);
+#else
+            FN(read_wide)(weights, stride, queries, rows + first, length, read->sources, out, slice, width);
+#endif
         }
     }
 }
 
-/* gradient[r] = before[r] + sum_k (weight[k][r] out_gradient[k] + slope[k][r] query[k]) + pull[r] value[r], for
- * `vectors` times n numbers. */
-INLINE void FN(gather)(const int rows, const int vectors, const int streamed, const attend_read *read,
-                       const T *const *value, const T *const *before, const A *const *out_gradient, const A *query,
-                       const A *weight, const A *slope, const A *pull, T *const *gradient, int64_t d, int64_t n) {
-    VEC sum[2][4];
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
+/* The gradients of four sources: what is to be added to them, where they go, and what makes them. */
+typedef struct {
+    const A *weights, *slopes, *pull; /* [4, stride] and [4] */
+    const A *value;                   /* [4, length] */
+    const T *before[4];               /* rows, each may be NULL */
+    T *made[4];
+} FN(four_gradients);
+
+INLINE void FN(gradient_tile)(const int vectors, const int streamed, const attend_read *read, int64_t stride,
+                              int64_t length, const FN(four_gradients) * four, const A *out_gradient, const A *query,
+                              int64_t d, int64_t n) {
+    VEC sum[4][4];
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            sum[r][v] = pull[r] * FN(load_some)(value[r] + d + v * LANES, n);
-            if (before[r]) {
-                sum[r][v] += FN(load_some)(before[r] + d + v * LANES, n);
+            sum[r][v] = four->pull[r] * FN(load_wide)(four->value + r * length + d + v * LANES);
+            if (four->before[r]) {
+                __builtin_prefetch(four->before[r] + read->width + d + v * LANES, 0, 2);
+                sum[r][v] += FN(load_some)(four->before[r] + d + v * LANES, n);
             }
         }
     }
-    for (int64_t k = 0; k < read->queries; k++) {
-        const A *g = out_gradient[k] + d, *w = query + k * read->width + d;
-        const A *ours = weight + k * read->stride, *theirs = slope + k * read->stride;
+    SHARED(sums_tile)(vectors, four->weights, stride, 1, out_gradient + d, length, read->queries, sum);
+    SHARED(sums_tile)(vectors, four->slopes, stride, 1, query + d, length, read->queries, sum);
 #pragma GCC unroll 4
-        for (int v = 0; v < vectors; v++) {
-            const VEC x = FN(load_some_wide)(g + v * LANES, n), y = FN(load_some_wide)(w + v * LANES, n);
-#pragma GCC unroll 2
-            for (int r = 0; r < rows; r++) {
-                sum[r][v] += ours[r] * x;
-                sum[r][v] += theirs[r] * y;
-            }
-        }
-    }
-#pragma GCC unroll 2
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; r < 4; r++) {
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
             if (streamed) {
-                FN(stream)(gradient[r] + d + v * LANES, sum[r][v]);
+                FN(stream)(four->made[r] + d + v * LANES, sum[r][v]);
             } else {
-                FN(store_some)(gradient[r] + d + v * LANES, sum[r][v], n);
+                FN(store_some)(four->made[r] + d + v * LANES, sum[r][v], n);
             }
         }
     }
 }
 
-INLINE void FN(gather_rows)(const int rows, const int streamed, const attend_read *read, const T *const *value,
-                            const T *const *before, const A *const *out_gradient, const A *query, const A *weight,
-                            const A *slope, const A *pull, T *const *gradient, int64_t width) {
-    int64_t d = 0;
-    for (; d + 4 * LANES <= width; d += 4 * LANES) {
-        FN(gather)(rows, 4, streamed, read, value, before, out_gradient, query, weight, slope, pull, gradient, d, LANES);
-    }
-    for (; d + LANES <= width; d += LANES) {
-        FN(gather)(rows, 1, streamed, read, value, before, out_gradient, query, weight, slope, pull, gradient, d, LANES);
-    }
-    if (d < width) {
-        FN(gather)(rows, 1, 0, read, value, before, out_gradient, query, weight, slope, pull, gradient, d, width - d);
-    }
+NOINLINE void FN(four_rows)(const attend_read *read, int64_t stride, int64_t length, const FN(four_gradients) * four,
+                            const A *out_gradient, const A *query, int64_t width) {
+#define TILE_OF_GRADIENTS(vectors, n)                                                                                 \
+    FN(gradient_tile)(vectors, 0, read, stride, length, four, out_gradient, query, d, n)
+    TILES(width, TILE_OF_GRADIENTS);
+#undef TILE_OF_GRADIENTS
 }
 
-NOINLINE void FN(gather_2_streamed)(const attend_read *read, const T *const *value, const T *const *before,
-                                    const A *const *out_gradient, const A *query, const A *weight, const A *slope,
-                                    const A *pull, T *const *gradient, int64_t width) {
-    FN(gather_rows)(2, 1, read, value, before, out_gradient, query, weight, slope, pull, gradient, width);
-}
-
-NOINLINE void FN(gather_2)(const attend_read *read, const T *const *value, const T *const *before,
-                           const A *const *out_gradient, const A *query, const A *weight, const A *slope,
-                           const A *pull, T *const *gradient, int64_t width) {
-    FN(gather_rows)(2, 0, read, value, before, out_gradient, query, weight, slope, pull, gradient, width);
-}
-
-INLINE void FN(query_step)(const int queries, const int vectors, const attend_read *read, const A *slope, A *total,
-                           int64_t at, int64_t d, int64_t n) {
-    const T *const *source = (const T *const *)read->source;
-    VEC sum[4][2];
-#pragma GCC unroll 4
-    for (int k = 0; k < queries; k++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            sum[k][v] = FN(load_some_wide)(total + k * read->width + d + v * LANES, n);
-        }
-    }
-    for (int64_t i = 0; i < read->sources; i++) {
-        VEC x[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            x[v] = FN(load_some)(source[i] + at + d + v * LANES, n);
-        }
-#pragma GCC unroll 4
-        for (int k = 0; k < queries; k++) {
-            const VEC weight = FN(splat)(slope[k * read->stride + i]);
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) {
-                sum[k][v] += weight * x[v];
-            }
-        }
-    }
-#pragma GCC unroll 4
-    for (int k = 0; k < queries; k++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            FN(store_some_wide)(total + k * read->width + d + v * LANES, sum[k][v], n);
-        }
-    }
-}
-
-/* total[k] += sum_i slope[k][i] value_i, for 1 or 4 queries. */
-INLINE void FN(query_gradient)(const int queries, const attend_read *read, const A *slope, A *total, int64_t at,
-                               int64_t width) {
-    int64_t d = 0;
-    for (; d + 2 * LANES <= width; d += 2 * LANES) {
-        FN(query_step)(queries, 2, read, slope, total, at, d, LANES);
-    }
-    for (; d < width; d += LANES) {
-        FN(query_step)(queries, 1, read, slope, total, at, d, width - d < LANES ? width - d : LANES);
-    }
-}
-
-NOINLINE void FN(query_gradient_of_4)(const attend_read *read, const A *slope, A *total, int64_t at, int64_t width) {
-    FN(query_gradient)(4, read, slope, total, at, width);
-}
-
-NOINLINE void FN(query_gradient_of_1)(const attend_read *read, const A *slope, A *total, int64_t at, int64_t width) {
-    FN(query_gradient)(1, read, slope, total, at, width);
+NOINLINE void FN(four_rows_streamed)(const attend_read *read, int64_t stride, int64_t length,
+                                     const FN(four_gradients) * four, const A *out_gradient, const A *query,
+                                     int64_t width) {
+#define TILE_OF_GRADIENTS(vectors, n)                                                                                 \
+    FN(gradient_tile)(vectors, 1, read, stride, length, four, out_gradient, query, d, LANES)
+    TILES(width, TILE_OF_GRADIENTS);
+#undef TILE_OF_GRADIENTS
 }
 
 static void FN(attend_many_gradient)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;
+    const attend_room room = attend_room_of(read);
     const int64_t width = read->width, heads = read->heads, slice = width / heads, sources = read->sources;
-    const int64_t stride = read->stride, queries = read->queries, block = queries * stride;
-    const T *const *source = (const T *const *)read->source, *const *before = (const T *const *)read->before;
+    const int64_t queries = read->queries, length = room.length, stride = room.stride, block = room.rows * stride;
+    const T *const *before = (const T *const *)read->before;
     T *const *gradient = (T *const *)read->gradient;
-    A *places = (A *)(read->scratch + part * read->scratch_bytes); /* [heads, logits and dots, queries, stride] */
-    A *rows = places + 2 * heads * block;                          /* [heads, queries, stride] */
-    A *inverse = rows + heads * block, *pull = inverse + stride;
-    A *query_gradient = pull + stride, *scratch = query_gradient + queries * width;
-    T *unwanted = (T *)(scratch + queries * width);
+    A *rows = (A *)(read->scratch + part * read->scratch_bytes); /* [room.rows, length] */
+    A *columns = rows + room.rows * length, *turned = columns + length * stride; /* [length, stride] */
+    A *out_gradient = turned + length * stride;                                  /* [stride, length], as the next two */
+    A *query = out_gradient + stride * length, *query_gradient = query + stride * length;
+    A *logits = query_gradient + stride * length;                   /* [room.rows, stride] */
+    A *weights = logits + block, *slopes = weights + heads * block; /* [heads, room.rows, stride] */
+    A *inverse = slopes + heads * block, *pull = inverse + room.rows;
+    T *unwanted = (T *)(pull + room.rows);
     double *totals = read->totals + part * queries * (width + 1);
-    const A *vectors[2 * ATTEND_QUERIES], *lse_gradient = read->lse_gradient;
+    const A *lse_gradient = read->lse_gradient;
+    A lse[ATTEND_QUERIES], nothing[ATTEND_QUERIES], above[ATTEND_QUERIES] = {0};
     int streamed = read->streamed && slice % LANES == 0;
     for (int64_t i = 0; i < sources; i++) {
         streamed = streamed && gradient[i] && FN(can_stream)(gradient[i]);
     }
-    memset(query_gradient, 0, (size_t)(queries * width) * sizeof(A));
+    memset(rows, 0, (size_t)read->scratch_bytes);
+    FN(turn_queries)(read, columns, stride, rows, length);
+    for (int64_t k = 0; k < queries; k++) {
+        memcpy(query + k * length, (const A *)read->query + k * width, (size_t)width * sizeof(A));
+    }
+    const int64_t element = read->wide ? (int64_t)sizeof(A) : (int64_t)sizeof(T); /* of a read's gradient */
     for (int64_t token = begin; token < end; token++) {
+        attend_soon soon = FN(next_of)(read, read->source, sources, token, end, sizeof(T));
+        attend_soon above_soon = FN(next_of)(read, read->out_gradient, queries, token, end, element);
+        FN(copy_token)(read, token, rows, length, inverse);
         for (int64_t k = 0; k < queries; k++) {
-            const T *row = (const T *)read->out_gradient[k] + token * width;
-            vectors[k] = (const A *)read->query + k * width;
-            vectors[queries + k] = FN(wide_rows)(scratch + k * width, row, width);
-            if (token + 1 < end) {
-                attend_prefetch(row + width, width * (int64_t)sizeof(T));
+            const int64_t at = token * width;
+            if (read->wide) {
+                memcpy(out_gradient + k * length, (const A *)read->out_gradient[k] + at, (size_t)width * sizeof(A));
+            } else {
+                FN(copy_wide)(out_gradient + k * length, (const T *)read->out_gradient[k] + at, width);
             }
         }
-        FN(token_dots)(read, token, end, vectors, 2 * queries, places, inverse);
-        memset(pull, 0, (size_t)sources * sizeof(A));
+        SHARED(turn)(turned, stride, out_gradient, length, queries, width);
+        memset(pull, 0, (size_t)room.rows * sizeof(A));
         for (int64_t head = 0; head < heads; head++) {
-            for (int64_t k = 0; k < queries; k++) {
-                A *row = rows + head * block + k * stride, *logit = places + 2 * head * block + k * stride;
-                memcpy(row, logit, (size_t)sources * sizeof(A));
-                FN(routed)(read, row, k, token, head);
-                totals[k * (width + 1) + width] += FN(route_gradient)(
-                    read, row, logit, logit + block, inverse, pull, 0,
-                    lse_gradient ? lse_gradient[(k * read->tokens + token) * heads + head] : 0);
+            const int64_t first = head * slice;
+            A *const weight = weights + head * block, *const slope = slopes + head * block;
+            for (int64_t k = 0; lse_gradient && k < queries; k++) {
+                above[k] = lse_gradient[(k * read->tokens + token) * heads + head];
             }
+            SHARED(dots_of_columns)(rows + first, read->sources, length, columns + first * stride, stride, queries,
+                                    slice, logits, &soon);
+            SHARED(dots_of_columns)(rows + first, sources, length, turned + first * stride, stride, queries, slice,
+                                    slope, &above_soon);
+            SHARED(route_many)(read, logits, inverse, weight, stride, lse, nothing);
+            SHARED(route_many_gradient)(read, logits, inverse, weight, slope, stride, above, nothing, pull);
+            for (int64_t k = 0; k < queries; k++) {
+                totals[k * (width + 1) + width] += nothing[k];
+            }
+            SHARED(query_gradients)(slope, stride, queries, rows + first, length, sources, query_gradient + first,
+                                    slice);
         }
-        for (int64_t head = 0; head < heads; head++) {
-            const int64_t at = token * width + head * slice;
-            const A *query = (const A *)read->query + head * slice;
-            const A *weight = rows + head * block, *slope = places + (2 * head + 1) * block;
-            const A *out_gradient[ATTEND_QUERIES];
-            for (int64_t k = 0; k < queries; k++) {
-                out_gradient[k] = vectors[queries + k] + head * slice;
-            }
-            for (int64_t i = 0; i < sources; i += 2) {
-                const int two = i + 1 < sources;
-                const T *value[2] = {source[i] + at, source[i + two] + at}, *added[2] = {NULL, NULL};
-                T *made[2] = {unwanted, unwanted};
-                for (int r = 0; r <= two; r++) {
-                    made[r] = gradient[i + r] ? gradient[i + r] + at : unwanted;
-                    added[r] = before && before[i + r] ? before[i + r] + at : NULL;
+        for (int64_t i = 0; i < sources; i += 4) {
+            for (int64_t head = 0; head < heads; head++) {
+                const int64_t first = head * slice, at = token * width + first, place = head * block + i * stride;
+                FN(four_gradients) four = {.weights = weights + place, .slopes = slopes + place, .pull = pull + i,
+                                           .value = rows + i * length + first};
+                for (int64_t r = 0; r < 4; r++) {
+                    const int here = i + r < sources;
+                    four.made[r] = here && gradient[i + r] ? gradient[i + r] + at : unwanted;
+                    four.before[r] = here && before && before[i + r] ? before[i + r] + at : NULL;
                 }
-                (streamed && two ? FN(gather_2_streamed) : FN(gather_2))(
-                    read, value, added, out_gradient, query, weight + i, slope + i, pull + i, made, slice);
-            }
-            int64_t k = 0;
-            for (; k + 4 <= queries; k += 4) {
-                FN(query_gradient_of_4)(read, slope + k * stride, query_gradient + k * width + head * slice, at, slice);
-            }
-            for (; k < queries; k++) {
-                FN(query_gradient_of_1)(read, slope + k * stride, query_gradient + k * width + head * slice, at, slice);
+                (streamed && i + 4 <= sources ? FN(four_rows_streamed) : FN(four_rows))(
+                    read, stride, length, &four, out_gradient + first, query + first, slice);
             }
         }
         if ((token - begin) % 64 == 63 || token + 1 == end) {
             for (int64_t k = 0; k < queries; k++) {
-                FN(settle)(totals + k * (width + 1), query_gradient + k * width, width);
+                FN(settle)(totals + k * (width + 1), query_gradient + k * length, width);
             }
         }
     }

@@ -167,7 +167,7 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
                     carried *= row[sources];
                 }
                 const A carry = FN(route_gradient)(read, row, logits + place, dot, inverse + t * stride,
-                                                   pull + t * stride, carried, 0);
+                                                   pull + t * stride, carried);
                 totals[width] += carry;
                 if (read->carry_value) {
                     ((A *)read->carry_logit_gradient)[token * heads + head] = carry;
