@@ -72,7 +72,7 @@ class ReadGroups:
         for route, carry in zip(routes, ahead.begun, strict=False):
             assert route.query is not None  # whoever begins a read has a query
             read = merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
-            found.append(route.onto(base, read))
+            found.append(route.onto(base, read.to(kept[0].dtype)))  # what is carried may be wider
         return lanes(found)
 
     def onward(self, state: State, ahead: Ahead, site: Site) -> tuple[State, Ahead]:
