@@ -6,8 +6,9 @@ SETUP := $(PYTHON) tools/setup
 BIN := .venv/bin
 
 # Two workers on one thread each, a file at a time: its tests may share a costly start, such as a launch of processes.
+# In the order of tests/conftest.py: the longest first.
 # Strict: a fallback or a skipped requirement is an error, not a shrug.
-PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -47,6 +48,7 @@ types: ## mypy on src/residua
 docs: ## the documentation, warnings are errors, into site/
 	@$(SETUP) dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir site
+	@touch site/built
 
 clean: ## remove what the tools wrote; .venv and runs/ stay
 	rm -rf site artifacts build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """A wheel carries the kernels compiled if there is a C compiler; without one it is pure Python, and works.
 
-The tag is py3-none-<platform>: the library knows neither Python's interface nor torch's. It also carries copies of the
+The tag is py3-none-<platform>: the library knows neither Python's interface nor torch's. On Linux the platform is the
+manylinux that the library was found to need, which is what a package index takes. It also carries copies of the
 result files that `residua advise` cites and of the plans in `recipes/`, which are kept in those two places alone.
 """
 
@@ -16,7 +17,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 NATIVE = Path("src", "residua", "native")
-CITED = ("*/results.json", "*/tasks/*.json")
+CITED = ("*/results.json", "*/conversions.json", "*/tasks/*.json")
 """What `residua advise` reads of `results/`."""
 
 
@@ -81,7 +82,11 @@ class PlatformWheel(bdist_wheel):
 
     def get_tag(self):
         python, abi, platform = super().get_tag()
-        return (python, abi, platform) if self.root_is_pure else ("py3", "none", platform)
+        if self.root_is_pure:
+            return python, abi, platform
+        build = builder()
+        made = Path(self.get_finalized_command("build_py").build_lib, *NATIVE.parts[1:], build.SHIPPED)
+        return "py3", "none", build.platform_tag(platform, made.read_bytes())
 
 
 setup(distclass=Kernels, cmdclass={"build_py": BuildWhole, "bdist_wheel": PlatformWheel})

@@ -166,44 +166,11 @@ def finder() -> str:
 def conversions(name: str) -> str:
     """The table of a committed comparison of conversions, with its command and verdict."""
     from residua.lab.compare.verdict import lines, verdict
-    from residua.lab.conversions.results import to_markdown
+    from residua.lab.conversions.results import FILE, enough, to_markdown
 
-    file = ROOT / "results" / name / "results.json"
+    file = ROOT / "results" / name / FILE
     if not file.exists():
         return f"Not run to its end yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
     found = json.loads(file.read_text())
-    told = lines(verdict(found, f"runs/{name}") | {"command": ""})
+    told = [enough(found), *lines(verdict(found, f"runs/{name}") | {"command": ""})]
     return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}\n" + "\n\n".join(told)
-
-
-def conversion_claim(name: str) -> str:
-    """The claim of the Delta paper about fine-tuning, a line for each conversion: measured, interval, verdict."""
-    file = ROOT / "results" / name / "results.json"
-    if not file.exists():
-        return f"Not run to its end yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
-    found = json.loads(file.read_text())
-
-    def verdict(row: dict[str, Any]) -> str:
-        gap = row["difference"]
-        enough = "enough: lower than before" if row["gained"]["mean"] > 0 else "not enough: no lower than before"
-        if gap["significant"] is None:
-            return f"{enough}; not judged"
-        if not gap["significant"]:
-            return f"{enough}; no difference from going on seen"
-        return f"{enough}; pays" if gap["mean"] < 0 else f"{enough}; does not pay, going on is better"
-
-    rows = [
-        (
-            f"<code>{row['label']}</code>",
-            f"{row['before']['mean']:.4f} to {row['after']['mean']:.4f}",
-            f"{row['rise']:+.4f}",
-            f"{row['difference']['mean']:+.4f}",
-            "none" if row["difference"]["low"] is None
-            else f"{row['difference']['low']:+.4f} to {row['difference']['high']:+.4f}",
-            verdict(row),
-        )
-        for row in found["rows"]
-        if not row["baseline"]
-    ]  # fmt: skip
-    titles = ("conversion", "loss", "largest rise", "less going on", "95 % interval", "ordinary fine-tuning is")
-    return table(titles, rows)

@@ -26,6 +26,17 @@ CURES = {
     "oldest": ("the oldest transformers declared", "RESIDUA_REQUIRE=oldest make setup"),
 }
 
+LONG = (
+    "contract/test_laws.py", "contract/test_graphs.py", "compare/test_pool_slurm.py", "compare/test_pool_ray.py",
+    "scale/test_pipeline.py", "scale/test_faults.py", "hf/test_oldest.py", "compare/test_orphans.py",
+    "scale/test_sharded.py", "native/test_sanitized.py", "native/test_other_processors.py", "hf/test_types.py",
+    "scale/test_split.py", "scale/test_train.py", "cost/test_ranks.py", "hf/test_contract.py",
+    "ops/test_triton_interpreted.py", "report/test_browser.py", "docs/test_notebook.py", "docs/test_release.py",
+    "scale/test_four.py", "integrations/test_hf_ranks.py", "compare/test_end_to_end.py", "test_house.py",
+    "docs/test_examples.py", "native/test_wheel.py",
+)  # fmt: skip
+"""The files that take longest, which begin first: one that begins last keeps one processor busy and the others idle."""
+
 
 def missing(tool: str) -> bool:
     """Whether what a mark needs is absent."""
@@ -51,10 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Build the kernels before any test is timed: on a fresh machine that takes seconds, once."""
-    from residua.native.library import available
+    """Build the kernels before any test is timed: on a fresh machine that takes half a minute, once. Processes of tests
+    that have a cache of their own take the same binary."""
+    from residua.native.library import status
 
-    available()
+    if built := status()["binary"]:
+        os.environ["RESIDUA_NATIVE"] = built
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`--no-loadscope-reorder` keeps this order; without it, files with many tests begin first."""
+    here = Path(__file__).parent
+    place = {here / name: turn for turn, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path, len(LONG)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -14,6 +14,7 @@ from torch._dynamo.exc import Unsupported
 
 import residua
 from residua.testing import LAWS, LAYOUTS, Case, check, uncovered
+from tests.conftest import LONG
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src" / "residua").rglob("*.py"))
@@ -32,9 +33,10 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_import_is_light():
-    """`import residua` adds under 0.3 s to `import torch` and brings neither triton, transformers nor plotting."""
-    measured = [
-        json.loads(
+    """`import residua` adds under 0.3 s to `import torch` and brings neither triton, transformers nor plotting. A
+    process may be slow because of others: one of three has to be quick."""
+    for _ in range(3):
+        spent, heavy = json.loads(
             python("""
             import json, sys, time
             import torch
@@ -45,10 +47,14 @@ def test_import_is_light():
             print(json.dumps([spent, sorted(heavy)]))
             """)
         )
-        for _ in range(3)
-    ]
-    assert all(heavy == [] for _, heavy in measured)
-    assert min(spent for spent, _ in measured) < 0.3
+        assert heavy == []
+        if spent < 0.3:
+            return
+    pytest.fail(f"`import residua` takes {spent:.2f} s")
+
+
+def test_files_that_begin_first_exist():
+    assert [name for name in LONG if not (ROOT / "tests" / name).is_file()] == []
 
 
 def test_everyday_names_open_from_the_root():
@@ -251,8 +257,9 @@ class Broken({"AttnRes" if law in ATTENDING else "Stream"}):
 
 @pytest.mark.slow
 def test_shapes_are_checked_at_run_time():
-    """Every annotated signature holds its shapes in a forward and a backward of every design: jaxtyping's import hook
-    with beartype, in a process of its own because the hook must come before the import."""
+    """Every annotated signature holds its shapes in a forward and a backward of every design, with every option and in
+    three layouts: jaxtyping's import hook with beartype, in a process of its own because the hook must come before the
+    import."""
     python(
         """
         from jaxtyping import install_import_hook
@@ -262,15 +269,15 @@ def test_shapes_are_checked_at_run_time():
             from residua.testing import LAYOUTS, Case, ids, specs
             import residua.ops.attend
         import torch
-        for name in residua.names():
-            for spec in specs(name):
-                for layout, causal in LAYOUTS[:3]:
-                    model = Case(spec, layout, causal).model(dtype=torch.float32)
-                    token_loss(model(ids()), ids()).backward()
-                    with torch.no_grad():
-                        cache = Cache()
-                        for part in ids().split([4, 1, 4], 1):
-                            model(part, cache=cache)
+        cases = [Case(spec) for name in residua.names() for spec in specs(name)]
+        cases += [Case(name, *layout) for name in residua.names() for layout in LAYOUTS[1:3]]
+        for case in cases:
+            model = case.model(dtype=torch.float32, depth=2)
+            token_loss(model(ids()), ids()).backward()
+            with torch.no_grad():
+                cache = Cache()
+                for part in ids().split([4, 1, 4], 1):
+                    model(part, cache=cache)
         try:
             residua.ops.attend(torch.zeros(3), (torch.zeros(1, 1, 4),))
         except Exception as error:

@@ -9,6 +9,8 @@ import pytest
 TEST = """
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts pytest
+
 @pytest.mark.eval
 def test_harness():
     pass

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from residua.cli import app
 from residua.lab.compare import read_plan
 from residua.lab.compare.verdict import verdict
+from tests.refusals.harness import residua
 
 pytestmark = pytest.mark.slow  # commands in processes of their own
 
@@ -84,6 +85,6 @@ def test_readme_tables_are_up_to_date():
 def test_readme_command_is_one_that_would_run(line, tmp_path):
     """The long commands of README, as far as `--dry-run` goes: every flag, design and size in them is right."""
     arguments = [part.replace("runs/", f"{tmp_path}/") for part in shlex.split(line)[1:]]
-    code = "from residua.cli import main; main()"
-    subprocess.run([sys.executable, "-c", code, *arguments, "--dry-run"], check=True, capture_output=True)
+    done = residua(*arguments, "--dry-run")
+    assert done.code == 0, done.err
     assert not list(tmp_path.iterdir())

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from residua import ops
 from residua.native.library import asked_while_tracing
-from residua.ops.attend import CARRIED, Carry, groupable, merge, together
+from residua.ops.attend import Carry, carries, groupable, merge, together
 from residua.ops.attend import ahead as begin
 from residua.plan import Site
 from residua.stream import OPEN, State, Stream
@@ -119,7 +119,7 @@ class ReadGroups:
 
     def _pays(self, source: Tensor) -> bool:
         """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""
-        return source.numel() >= self.least and source.dtype in CARRIED
+        return source.numel() >= self.least and carries(source)
 
 
 def _entered(route: Route, made: Tensor, base: Tensor | None) -> Tensor:

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import residua
 from residua.cli import app
+from tests.refusals.harness import residua as typed
 
 runner = CliRunner()
 
@@ -80,13 +81,11 @@ def test_doctor_tells_versions_kernels_and_cures(build, monkeypatch):
     ids=str,
 )
 def test_mistake_is_one_line_and_exit_code_two(arguments, cure):
-    done = subprocess.run(
-        [sys.executable, "-c", "from residua.cli import main; main()", *arguments], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert cure in done.stderr
+    done = typed(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.count("\n") == 1
+    assert cure in done.err
 
 
 def test_command_is_one_file(tmp_path):

@@ -7,13 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 from residua.cli import app
+from residua.lab.advise.evidence import measured
+from residua.lab.advise.paper_claims import PaperClaim, judge
 from residua.lab.compare.recipes import find_plan
 from residua.lab.compare.verdict import verdict
 from residua.lab.conversions import ConversionPlan, compare_conversions, is_conversion, read_conversion
 from residua.lab.conversions import run as running
 from residua.lab.conversions.base import foreseen, in_lines
 from residua.lab.conversions.plan import BASE
-from residua.lab.conversions.results import collect, to_markdown
+from residua.lab.conversions.results import collect, enough, to_markdown
 from residua.lab.train import read_metrics
 from tests.compare.inside import Inside, write_text
 
@@ -87,7 +89,7 @@ def test_what_was_run_is_not_run_again(made):
     before = len(pool.made)
     again = compare_conversions(plan, "out", command=results["command"])
     assert (len(pool.made), json.dumps(again)) == (before, json.dumps(results))
-    assert json.loads((folder / "out" / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert json.loads((folder / "out" / "conversions.json").read_text()) == json.loads(json.dumps(results))
     with pytest.raises(ValueError, match="belongs to another plan"):
         compare_conversions(ConversionPlan.from_json(plan.to_json() | {"seeds": [7, 8, 9]}), "out")
 
@@ -128,6 +130,19 @@ def test_differences_are_paired_and_corrected_for_many_rows(made):
     assert "lowers its loss by" in text
 
 
+def test_results_answer_claims_and_give_no_advice_about_training_from_scratch(made):
+    folder, _, _, results = made
+    claim = PaperClaim(claim="It pays", who="a paper", results="out", own="delta:blocks=2")
+    (judged,) = judge(folder, [claim])
+    assert judged.verdict in ("holds", "contradicted", "does not show", "undecided")
+    assert judged.difference.mean == pytest.approx(results["rows"][1]["difference"]["mean"])
+    assert not measured(folder)
+    assert enough(results).startswith("Was ordinary fine-tuning enough? Of 1 conversion, ")
+    worse = json.loads(json.dumps(results))
+    worse["rows"][1]["gained"]["mean"] = -0.1
+    assert "not for delta:blocks=2, no lower than before" in enough(worse)
+
+
 def test_a_row_that_broke_is_left_out_and_said(made, monkeypatch):
     _, plan, _, results = made
     chosen = {row["label"]: row["rates"] for row in results["rows"]}
@@ -139,6 +154,22 @@ def test_a_row_that_broke_is_left_out_and_said(made, monkeypatch):
     assert [row["label"] for row in found["rows"]] == [BASE]
     assert any("step 2: nan" in note for note in found["notes"])
     assert math.isfinite(found["rows"][0]["after"]["mean"])
+
+
+def test_a_checkpoint_that_is_there_needs_no_pretraining_and_no_grid(made):
+    _, plan, pool, _ = made
+    before = len(pool.made)
+    values = {"designs": ["delta:blocks=2"], "seeds": [0], "checkpoint": "out/base/model", "finetune": plan.finetune}
+    results = compare_conversions(ConversionPlan.from_json(values), "brought")
+    assert [path.as_posix() for path in pool.made[before:]] == [
+        "brought/runs/base/seed0", "brought/runs/delta-blocks-2/seed0",
+    ]  # fmt: skip
+    assert results["pretraining"] is None
+    assert results["notes"] == ["1 seed: no interval below three, and no difference is judged."]
+    assert verdict(results, "brought")["found"].startswith("nothing is judged")
+    found = foreseen(ConversionPlan.from_json(values), lambda line: None)
+    assert "pretraining" not in found
+    assert found["hours"] > 0
 
 
 @pytest.mark.parametrize(

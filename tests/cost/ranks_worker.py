@@ -27,7 +27,7 @@ from residua.scale.layout import Parallel
 from residua.scale.pipeline import SCHEDULES, Pipeline
 from residua.scale.stage import sharded
 
-ROWS, TOKENS, MICRO, ACCUMULATED = 16, 64, 8, 4
+ROWS, TOKENS, MICRO, ACCUMULATED = 16, 64, 4, 4
 SHAPE = {"vocab": 96, "width": 64, "depth": 8, "heads": 4, "init_std": 0.3, "eps": 1e-12}
 
 

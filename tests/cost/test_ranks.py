@@ -3,8 +3,6 @@
 import json
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +17,8 @@ from residua.scale.cuts import Link
 from residua.scale.layout import Parallel
 from residua.scale.pipeline import SCHEDULES, orders
 from tests.cost.ranks_worker import ACCUMULATED, MICRO, ROWS, SHAPE, TOKENS
+from tests.scale.common import ROOT, environment, ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 JOBS = [
     "pp=4 gpipe - standard",
     "pp=4 1f1b - attnres",
@@ -53,9 +51,8 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "jobs.json").write_text(json.dumps(JOBS))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4",
-         "-m", "tests.cost.ranks_worker", str(folder / "out.json"), str(folder / "jobs.json")],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        [*ranks(4), "tests.cost.ranks_worker", str(folder / "out.json"), str(folder / "jobs.json")],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((folder / "out.json").read_text())
@@ -77,8 +74,8 @@ def test_bytes_over_links_are_as_measured(measured, job):
         traffic, sent = cost.ranks[one["place"]].traffic, one["sent"]
         assert traffic["pp"] == sent.get("send", 0)  # to the byte
         gathered = sent.get("_allgather_base_", 0) + sent.get("_reduce_scatter_base_", 0)
-        ranks = cost.parallel.fsdp
-        assert traffic["fsdp"] == pytest.approx(gathered * (ranks - 1) / ranks, rel=0.1)
+        pieces = cost.parallel.fsdp
+        assert traffic["fsdp"] == pytest.approx(gathered * (pieces - 1) / pieces, rel=0.1)
         if cost.parallel.pp < 3 and cost.parallel.pp * cost.parallel.dp > 1:  # two ranks: an all-reduce sends it once
             assert traffic["dp"] + traffic["shared"] == pytest.approx(sent["allreduce_"], rel=0.1)
 

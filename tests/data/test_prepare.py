@@ -295,6 +295,7 @@ def test_prepare_uses_the_cache_folder_of_the_environment(make, tmp_path, monkey
     assert {path.parent.name for path in files(tmp_path / "named")} == {"corpora", "tokens"}
 
 
+@pytest.mark.slow
 def test_prepare_pydoc_for_real(tmp_path):
     said = []
     tokens = prepare(cache=tmp_path, progress=said.append)

@@ -16,12 +16,21 @@ pytestmark = pytest.mark.slow  # each example trains
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = Path(sys.prefix) / "engines"
 EXAMPLES = sorted((ROOT / "examples").glob("[0-9]*.py"))
+IN_ONE_PROCESS = """
+import runpy, sys
+from residua.lab.compare import run
+from tests.compare.inside import Inside
+run.make_pool = lambda on, out: Inside()
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""A comparison whose runs are no processes of their own."""
 
 
-def run(name, folder, *arguments, leaves=(), warnings="error", path=()):
+def run(name, folder, *arguments, leaves=(), warnings="error", path=(), first=()):
     path = os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [sys.executable, "-W", warnings, ROOT / "examples" / name, *arguments],
+        [sys.executable, "-W", warnings, *first, ROOT / "examples" / name, *arguments],
         cwd=folder, capture_output=True, text=True, timeout=120,
         env=os.environ | {"RESIDUA_STRICT": "1", "PYTHONPATH": path},
     )  # fmt: skip
@@ -64,7 +73,9 @@ def test_record_routing_prints_and_draws(tmp_path):
 
 
 def test_compare_prints_a_row_for_every_design(tmp_path):
-    rows = re.findall(r"^(\S+) +[\d,]+ parameters  loss [\d.]+  (.*)$", run("06_compare.py", tmp_path), re.MULTILINE)
+    """The notebook has the same comparison, with a process for every run."""
+    said = run("06_compare.py", tmp_path, path=[ROOT], first=["-c", IN_ONE_PROCESS])
+    rows = re.findall(r"^(\S+) +[\d,]+ parameters  loss [\d.]+  (.*)$", said, re.MULTILINE)
     assert [name for name, _ in rows] == ["standard", "delta:blocks=2"]
     assert rows[0][1] == "baseline"
     assert re.fullmatch(r"[+-][\d.]+ \[[+-][\d.]+, [+-][\d.]+\]", rows[1][1])

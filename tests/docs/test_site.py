@@ -19,9 +19,21 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 
 
+def sources():
+    """What the site is made of."""
+    folders = ("docs", "examples", "recipes", "results", "src/residua")
+    named = ("mkdocs.yml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+    found = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return [*(path for path in found if path.is_file() and "__pycache__" not in path.parts), *map(ROOT.joinpath, named)]
+
+
 @pytest.fixture(scope="session")
 def site(tmp_path_factory, worker_id):
-    """The site, built once for all workers of a run."""
+    """The site: that of `make docs`, which builds it alike, if it is newer than all it is made of; or built once for
+    all workers of a run."""
+    made = ROOT / "site" / "built"  # a build begins by emptying the folder, and make leaves this at a good end
+    if made.exists() and made.stat().st_mtime > max(path.stat().st_mtime for path in sources()):
+        return made.parent
     base = tmp_path_factory.getbasetemp()
     shared = (base if worker_id == "master" else base.parent) / "site"
     with FileLock(f"{shared}.lock"):

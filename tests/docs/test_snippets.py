@@ -9,14 +9,17 @@ lines of its output; `...` stands for any text in a line and, alone, for any num
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import residua
+from residua.lab.compare import run
 from residua.ops import _backend
+from tests.compare.inside import Inside
+from tests.refusals.harness import residua as in_this_process
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -63,6 +66,7 @@ def agrees(shown, output):
 def test_python_of_a_page_runs(page, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(_backend, "_kernels", dict(_backend._kernels))  # a page may register one
+    monkeypatch.setattr(run, "make_pool", lambda on, out: Inside())  # the notebook's runs are processes
     known, namespace = residua.names(), {"__name__": "__main__"}
     try:
         for line, block in blocks(page, "python"):
@@ -80,14 +84,12 @@ def test_python_of_a_page_runs(page, monkeypatch):
         for line, command, shown in commands(page)
     ],
 )
-def test_command_of_a_page_prints_what_is_shown(page, command, shown, tmp_path):
+def test_command_of_a_page_prints_what_is_shown(page, command, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     program, *arguments = shlex.split(command)
-    done = subprocess.run(
-        [sys.executable, "-c", "from residua.cli import main; main()", *arguments],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert agrees(shown, done.stdout), f"{program} printed\n{done.stdout}\nand {page.name} shows\n" + "\n".join(shown)
+    done = in_this_process(*arguments)
+    assert done.code == 0, done.err
+    assert agrees(shown, done.out), f"{program} printed\n{done.out}\nand {page.name} shows\n" + "\n".join(shown)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from residua.lab.data import prepare
 from residua.lab.data.tokenizer import Bytes
 from residua.lab.evaluate import Opened, corpus_loss, open_model
 from residua.lab.train import TrainConfig, train
+from tests.refusals.harness import residua
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +132,10 @@ def test_command_runs_local_harness_tasks_without_a_hub(trained, text):
 @pytest.mark.slow
 @pytest.mark.eval
 def test_command_refuses(trained, text, arguments, said):
-    code = "from residua.cli import main; main()"
     given = [str(trained[0]) if part == "RUN" else part for part in arguments]
-    ran = subprocess.run(
-        [sys.executable, "-c", code, "eval", *given, "--corpus", text, "--windows", "2"], capture_output=True, text=True
-    )
-    assert ran.returncode == 2
-    assert said in ran.stderr
+    ran = residua("eval", *given, "--corpus", text, "--windows", "2")
+    assert ran.code == 2
+    assert said in ran.err
 
 
 @pytest.mark.eval

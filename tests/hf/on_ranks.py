@@ -1,5 +1,5 @@
 """Two processes load converted models by the plans of their bases, tensor parallel and sharded; rank 0 says how far
-they are from one process. Run by test_ranks.py: `torchrun -m tests.hf.on_ranks MODELS OUT`."""
+they are from one process. Run by test_ranks.py: `tests.hf.on_ranks MODELS OUT`."""
 
 import json
 import sys

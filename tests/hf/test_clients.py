@@ -57,25 +57,41 @@ def test_pickle_is_read_by_a_fresh_process(tmp_path):
     assert float(done.stdout) == pytest.approx(model(ids()).logits.double().sum().item(), rel=1e-6)
 
 
-def replica(module):
-    """What torch.nn.parallel.replicate makes of a module for one device, with other numbers to tell it by."""
-    made = {id(each): each._replicate_for_data_parallel() for each in module.modules()}
-    for each in module.modules():
-        for key, child in each._modules.items():
-            made[id(each)]._modules[key] = made[id(child)] if child is not None else None
-        for key, parameter in each._parameters.items():
-            made[id(each)]._parameters.pop(key, None)
-            setattr(made[id(each)], key, None if parameter is None else parameter.detach() * 1.5)
-    return made[id(module)]
+@pytest.fixture
+def replicate(monkeypatch):
+    """torch's own, as DataParallel calls it: only what it would send to GPUs stays here, parameters multiplied
+    by a factor to tell them by."""
+    module = sys.modules["torch.nn.parallel.replicate"]
+    monkeypatch.setattr(module, "_get_device_index", lambda device, optional: device)
+    monkeypatch.setattr(
+        module, "_broadcast_coalesced_reshape",
+        lambda tensors, factors, detach: [
+            [each.clone() if detach else each * factor for each in tensors] for factor in factors
+        ],
+    )  # fmt: skip
+    return module.replicate
 
 
-def test_replicas_of_data_parallel_use_their_own_stream(routed):
-    copy = converted("llama", ROUTED, moved=True)
-    with torch.no_grad():
-        for parameter in copy.parameters():
-            parameter.mul_(1.5)
-        assert error(replica(routed)(ids()).logits, copy(ids()).logits) < 2e-6
-    assert routed.model.layers[0].owner.backbone is routed.model
+@pytest.mark.parametrize("design", [ROUTED, LANES])
+def test_replicas_of_data_parallel_use_their_own_stream(design, replicate):
+    """Two replicas give what two models with their numbers give, and their gradients arrive where both came from."""
+    model, factors = converted("llama", design, moved=True), (1.5, 0.5)
+    made = [replica(ids()).logits for replica in replicate(model, factors)]
+    wanted = dict.fromkeys(dict(model.named_parameters()), 0.0)
+    for factor, logits in zip(factors, made, strict=True):
+        alone = converted("llama", design, moved=True)
+        with torch.no_grad():
+            for parameter in alone.parameters():
+                parameter.mul_(factor)
+        answer = alone(ids()).logits
+        assert error(logits.detach(), answer.detach()) < 2e-6
+        answer.square().mean().backward()
+        for name, parameter in alone.named_parameters():
+            wanted[name] = wanted[name] + factor * parameter.grad
+    sum(logits.square().mean() for logits in made).backward()
+    for name, parameter in model.named_parameters():
+        assert error(parameter.grad, wanted[name]) < 2e-5, name
+    assert model.model.layers[0].owner.backbone is model.model
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])

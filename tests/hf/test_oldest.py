@@ -24,6 +24,9 @@ ROOT = HERE.parents[1]
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2")
 FILES = ("test_contract", "test_citizenship", "test_storage", "test_registration")
+ORDERS = "test_registration.py::test_saved_model_loads_after_importing_residua"
+LEFT_OUT = [f"{ORDERS}[residua first]", f"{ORDERS}[residua between]"]
+"""Of three orders of imports, a process each, the last is tried here: that of a user who adds residua to a script."""
 # The release is read where the tests ran, after them: it is the one that they used.
 RUN = """
 import sys, pytest
@@ -49,6 +52,7 @@ def test_oldest_release_passes(tmp_path):
         [
             sys.executable, "-c", RUN, "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
             "--junitxml", str(tmp_path / "ran.xml"), "-k", f"not ({others})",
+            *(part for name in LEFT_OUT for part in ("--deselect", f"tests/hf/{name}")),
             *(str(HERE / f"{name}.py") for name in FILES),
         ],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(OLDEST)}, capture_output=True, text=True,

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from tests.hf.models import converted
-from tests.scale.common import ROOT, environment, torchrun
+from tests.scale.common import ROOT, environment, ranks
 
 MADE = {
     "llama": ("llama", "delta:blocks=2", None),
@@ -22,7 +22,7 @@ def found(tmp_path_factory):
     for name, (architecture, design, layout) in MADE.items():
         converted(architecture, design, layout=layout, moved=True).save_pretrained(folder / name)
     done = subprocess.run(
-        [*torchrun(2), "-m", "tests.hf.on_ranks", str(folder), str(folder)],
+        [*ranks(2), "tests.hf.on_ranks", str(folder), str(folder)],
         cwd=ROOT, env=environment(HF_HUB_OFFLINE="1"), capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

@@ -1,9 +1,14 @@
 """Converted models behind transformers' own server, in batches that change as they run, and in ONNX."""
 
+import json
+import threading
+
 import pytest
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from typer.testing import CliRunner
 
+from residua.cli import app
 from residua.testing import error
 from tests.hf.models import converted, ids
 from tests.hf.test_commands import bytes_tokenizer
@@ -26,8 +31,7 @@ def served(tmp_path_factory):
 
 @pytest.mark.clients
 @pytest.mark.filterwarnings("ignore")  # what the server's own packages say of each other
-@pytest.mark.parametrize("continuous", [False, True])
-def test_chat_through_the_openai_protocol(continuous, served):
+def test_chat_in_continuous_batches(served):
     from starlette.testclient import TestClient
     from transformers.cli.serving.chat_completion import ChatCompletionHandler
     from transformers.cli.serving.model_manager import ModelManager
@@ -36,9 +40,7 @@ def test_chat_through_the_openai_protocol(continuous, served):
 
     folder, model, tokenizer = served
     manager = ModelManager(device="cpu", dtype="auto")
-    state = GenerationState(
-        continuous_batching=continuous, cb_config=ContinuousBatchingConfig(**PAGES) if continuous else None
-    )
+    state = GenerationState(continuous_batching=True, cb_config=ContinuousBatchingConfig(**PAGES))
     app = build_server(
         manager,
         ChatCompletionHandler(model_manager=manager, generation_state=state),
@@ -77,15 +79,59 @@ def test_continuous_batching_of_a_stream_that_remembers_is_refused():
 
 @pytest.mark.clients
 @pytest.mark.filterwarnings("ignore")
+def test_command_serves_a_chat(served, monkeypatch):
+    """`residua serve DIR -- --port ...`, asked once through the OpenAI protocol while it runs."""
+    import uvicorn
+
+    folder, model, tokenizer = served
+    ready, kept = threading.Event(), []
+
+    class Server(uvicorn.Server):
+        def install_signal_handlers(self):
+            """A thread has none."""
+
+        async def startup(self, sockets=None):
+            await super().startup(sockets)
+            kept.append(self)
+            ready.set()
+
+    monkeypatch.setattr(uvicorn, "Server", Server)
+    options = ["--port", "0", "--device", "cpu", "--log-level", "error"]
+    asked = threading.Thread(target=lambda: CliRunner().invoke(app, ["serve", str(folder), "--", *options]))
+    asked.start()
+    try:
+        assert ready.wait(60), "the server did not start"
+        port = kept[0].servers[0].sockets[0].getsockname()[1]
+        from openai import OpenAI
+
+        client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+        answer = client.chat.completions.create(model=str(folder), messages=SAID, max_tokens=5, temperature=0)
+    finally:
+        for server in kept:
+            server.should_exit = True
+        asked.join(60)
+    assert not asked.is_alive()
+    prompt = tokenizer.apply_chat_template(SAID, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert answer.choices[0].message.content == tokenizer.decode(tokens)
+
+
+@pytest.mark.clients
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("design", ["delta:blocks=2", "attnres:blocks=2"])
 def test_onnxruntime_gives_the_same_logits(design, tmp_path):
+    """Through the command, from a saved model."""
     import onnxruntime
 
-    from residua.hf.export import export_onnx
-
     model = converted("llama", design, moved=True, num_hidden_layers=1)
-    export_onnx(model, tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    model.save_pretrained(tmp_path / "made")
+    bytes_tokenizer().save_pretrained(tmp_path / "made")
+    done = CliRunner().invoke(
+        app, ["convert", str(tmp_path / "made"), "--to", "onnx", "--out", str(tmp_path / "out"), "--json"]
+    )
+    assert json.loads(done.stdout.splitlines()[-1] if done.stdout.startswith("[") else done.stdout)["to"] == "onnx"
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     for rows, tokens in ((2, 9), (3, 14)):
         asked = {"input_ids": ids(rows, tokens).numpy(), "attention_mask": torch.ones_like(ids(rows, tokens)).numpy()}
         (found,) = session.run(None, asked)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.hf.models import ids
 from tests.integrations.on_ranks import DESIGNS
-from tests.scale.common import ROOT, environment, torchrun
+from tests.scale.common import ROOT, environment, ranks
 
 pytestmark = pytest.mark.slow  # processes of their own
 
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.slow  # processes of their own
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    for ranks, command in ((1, [sys.executable]), (2, torchrun(2))):
+    for count, command in ((1, [sys.executable, "-m"]), (2, ranks(2))):
         done = subprocess.run(
-            [*command, "-m", "tests.integrations.on_ranks", str(out / str(ranks))],
+            [*command, "tests.integrations.on_ranks", str(out / str(count))],
             cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-4000:]
@@ -33,7 +33,7 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("design", DESIGNS)
 def test_two_processes_save_what_one_does(found, design, way):
     place = str(DESIGNS.index(design))
-    one, two = (AutoModelForCausalLM.from_pretrained(found / ranks / place / way, dtype="auto") for ranks in "12")
+    one, two = (AutoModelForCausalLM.from_pretrained(found / count / place / way, dtype="auto") for count in "12")
     weights = one.state_dict()
     assert two.state_dict().keys() == weights.keys()
     assert next(two.parameters()).dtype == torch.float64

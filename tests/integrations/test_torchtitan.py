@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import residua
-from tests.scale.common import ROOT, environment, torchrun
+from tests.scale.common import ROOT, environment, ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.engines]
 
@@ -21,7 +21,7 @@ def told():
     surroundings = environment()
     surroundings["PYTHONPATH"] = os.pathsep.join([str(ENGINES), surroundings["PYTHONPATH"]])
     done = subprocess.run(
-        [*torchrun(2), "-m", "tests.integrations.titan"],
+        [*ranks(2), "tests.integrations.titan"],
         cwd=ROOT, env=surroundings, capture_output=True, text=True, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

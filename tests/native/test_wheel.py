@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from residua.native import build
+
 ROOT = Path(__file__).parents[2]
 USE = """
 import json, torch, residua
@@ -77,12 +79,27 @@ def use(folder, made, **environment):
     return found
 
 
+@pytest.mark.parametrize(
+    ("platform", "library", "tag"),
+    [
+        ("linux_x86_64", b"\0GLIBC_2.2.5\0GLIBC_2.34\0GLIBC_2.29\0", "manylinux_2_34_x86_64"),
+        ("linux_aarch64", b"\0GLIBC_2.17\0", "manylinux_2_17_aarch64"),
+        ("linux_x86_64", b"no symbol of glibc: musl", "linux_x86_64"),
+        ("macosx_14_0_arm64", b"\0GLIBC_2.17\0", "macosx_14_0_arm64"),
+    ],
+)
+def test_wheel_is_tagged_by_what_its_library_needs(platform, library, tag):
+    assert build.platform_tag(platform, library) == tag
+
+
 @pytest.mark.slow
 def test_wheel_works_in_an_empty_environment_without_a_compiler(tmp_path):
     made = wheel(tmp_path)
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert made.name.endswith(f"-py3-none-{platform}.whl")
     names = zipfile.ZipFile(made).namelist()
+    tag = build.platform_tag(platform, zipfile.ZipFile(made).read("residua/native/kernels.so"))
+    assert tag.startswith("manylinux_2_") or not platform.startswith("linux")
+    assert made.name.endswith(f"-py3-none-{tag}.whl")
     assert {"residua/native/kernels.so", "residua/native/mix.c", "residua/native/kernels.h"} <= set(names)
     assert {"residua/lab/advise/results/demo/results.json", "residua/lab/compare/recipes/demo.toml"} <= set(names)
     assert "residua/cli/table.json" in names

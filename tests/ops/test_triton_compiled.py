@@ -20,6 +20,8 @@ from residua.ops.mix.triton import mix
 from residua.ops.remix.triton import remix
 from residua.ops.window_attend.triton import window_attend
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int64: "i64",
 }  # fmt: skip

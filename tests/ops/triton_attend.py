@@ -152,3 +152,27 @@ def test_triton_attend_declines_with_a_reason():
             ops.attend(query, tuple(sources), heads=5)
         with pytest.raises(ValueError, match="one shape"):
             ops.attend(query, (sources[0], sources[1][:, :2]))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_triton_attend_norm_and_weights_equal_reference(name, dtype):
+    """The norm in the kernel where no gradient is wanted, and after it, with every gradient, where one is."""
+    options = OPTIONS[name]
+    null = options.get("null", False)
+    query, *rest = tensors(3, 1, 3, 24, dtype, null)
+    gain, known = draw(24, dtype=query.dtype, seed=5), {key: one for key, one in options.items() if key != "null"}
+
+    def normed(query, gain, *rest):
+        return ops.attend_norm(query, rest[:3], gain, norm_eps=1e-5, null=rest[3] if null else None, **known)
+
+    def weights(query, *rest):
+        return ops.attend_weights(query, rest[:3], null=rest[3] if null else None, **known)
+
+    if dtype != torch.bfloat16:  # in which the read is rounded on its way to the norm
+        agree(normed, query, gain, *rest)
+    for function, given in ((normed, (query, gain, *rest)), (weights, (query, *rest))):
+        with ops.backend("reference"):
+            exact = function(*(one.double() for one in given))
+        with ops.backend("triton", strict=True), torch.no_grad():
+            assert_close(function(*given), exact)

@@ -24,7 +24,8 @@ def test_hostile_text_neither_runs_nor_breaks_the_page(chromium, tmp_path):
         hostile = {"model": text, "design": text, "tokens": [text] * len(found["tokens"])}
         (tmp_path / f"{place}.html").write_text(render(inspection(found | hostile)), encoding="utf-8")
     for file in sorted(tmp_path.glob("*.html")):
-        for width in (1280, 400):
+        # what breaks a wide page breaks a narrow one: the one with every text in it is opened in both
+        for width in (1280, 400) if file.stem == "runs" else (400,):
             with Opened(chromium, file, width=width) as opened:
                 opened.page.locator("#routing").scroll_into_view_if_needed()
                 opened.map("a").hover(position={"x": 90, "y": 60})

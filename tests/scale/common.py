@@ -1,6 +1,6 @@
 """What the scripts share that run on several processes: tiny models, the run of one process, and how far a run is off.
 
-A test file starts one `torchrun`; its processes check everything and rank 0 leaves a JSON file, which the tests read.
+A test file starts its ranks once; they check everything and rank 0 leaves a JSON file, which the tests read.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def launch(script: str, processes: int, out: Path, *arguments: str, timeout: flo
     """Run a script of this folder on several processes, and read what rank 0 wrote."""
     path = out / f"{script}.json"
     done = subprocess.run(
-        [*torchrun(processes), "-m", f"tests.scale.{script}", str(path), *arguments],
+        [*ranks(processes), f"tests.scale.{script}", str(path), *arguments],
         cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]
@@ -95,8 +95,13 @@ def found_by(factory: Any, script: str, processes: int) -> dict[str, Any]:
     return json.loads((folder / f"{script}.json").read_text())
 
 
+def ranks(processes: int) -> list[str]:
+    """The command that runs a module on processes which know each other, forked from one."""
+    return [sys.executable, "-m", "tests.scale.ranks", str(processes)]
+
+
 def torchrun(processes: int, *more: str) -> list[str]:
-    """The command that starts processes which know each other."""
+    """The same by torch's own launcher: `-m` and the module come next."""
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *more]
 
 
@@ -205,7 +210,15 @@ def furthest(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> tuple[
 
 
 def alone(design: str, *, steps: int = STEPS, parts: int = 1, **other: Any) -> Story:
-    """The run of one process; parts: into which every batch is split."""
+    """The run of one process, which rank 0 makes for all; parts: into which every batch is split."""
+    made = [_alone(design, steps, parts, **other) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    (story,) = made
+    assert story is not None
+    return story
+
+
+def _alone(design: str, steps: int, parts: int, **other: Any) -> Story:
     model, story = built(design, **other), Story()
     optimizers = Optimizers(RECIPE, model)
     for step in range(steps):

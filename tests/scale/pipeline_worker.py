@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from residua.model import ModelConfig, Transformer, token_loss
 from residua.runner import Execution
+from residua.scale.cuts import Cuts
 from residua.scale.pipeline import Pipeline
 from residua.scale.stage import sharded
 from tests.scale import pipeline_faults as faults
@@ -71,6 +72,33 @@ class Alone:
         self.parameters = {name: p.detach() for name, p in model.named_parameters()}
 
 
+HELD: dict[str, Alone] = {}
+CUTS: dict[str, Cuts] = {}
+
+
+def cuts_once(made: Any = Cuts.of) -> None:
+    """Walk a model on the meta device once for all schedules: that takes as long as its steps."""
+
+    def of(model: Transformer, rows: int, tokens: int) -> Cuts:
+        key = f"{model.config} {model.embed.weight.dtype} {model.execution.dtype} {rows} {tokens}"
+        if key not in CUTS:
+            CUTS[key] = made(model, rows, tokens)
+        return CUTS[key]
+
+    Cuts.of = of  # type: ignore[method-assign, assignment]
+
+
+def by_one(chosen: ModelConfig, rows: int, steps: int, **given: Tensor) -> Alone:
+    """What one process finds: rank 0 makes it for all, once for all schedules."""
+    key = f"{chosen} {rows} {steps} {sorted(given)}"
+    if key not in HELD:
+        made = [Alone(chosen, rows, steps, **given) if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(made)
+        assert made[0] is not None
+        HELD[key] = made[0]
+    return HELD[key]
+
+
 def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
@@ -119,7 +147,7 @@ def compare(
     axis = next((name for name in ("dp", "fsdp") if name in names), None)
     replicas, place = (mesh[axis].size(), mesh[axis].get_local_rank()) if axis else (1, 0)
     given = given or {}
-    alone = Alone(chosen, rows, steps, **given)
+    alone = by_one(chosen, rows, steps, **given)
     pipeline = Pipeline(
         chosen, mesh, rows=rows // replicas, tokens=TOKENS, microbatches=MICRO, seed=3, dtype=torch.float64, **how
     )
@@ -231,6 +259,7 @@ def main() -> None:
     out, jobs = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    cuts_once()
     found: dict[str, Any] = {}
     for job in json.loads(Path(jobs).read_text()):
         began = time.perf_counter()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from residua.lab import report
 from residua.lab.common.files import read_json
+from tests.refusals.harness import residua
 from tests.scale.common import ROOT, environment, torchrun
 from tests.train.harness import metrics, run
 
@@ -20,34 +20,27 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def typed(*arguments):
-    return subprocess.run(
-        [*arguments], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200, check=False
-    )
-
-
-def residua(*arguments):
-    return typed(sys.executable, "-m", "residua", *map(str, arguments))
-
-
 def test_ranks_are_started_by_torchrun(tmp_path):
-    done = residua(*FLAGS, "--parallel", "fsdp=2", "--out", tmp_path / "run")
-    assert done.returncode == 2
-    assert done.stderr.strip() == (
+    done = residua(*FLAGS, "--parallel", "fsdp=2", "--out", str(tmp_path / "run"))
+    assert done.code == 2
+    assert done.err.strip() == (
         "residua: parallel fsdp=2 takes 2 processes; start them with torchrun --nproc-per-node 2 -m residua train ..."
     )
 
 
 def test_train_under_torchrun_prints_once(tmp_path):
-    command = [*torchrun(2), "-m", "residua", *FLAGS]
-    done = typed(*command, "--parallel", "pp=2", "--schedule", "gpipe", "--out", str(tmp_path / "two"), "--json")
+    flags = ["--parallel", "pp=2", "--schedule", "gpipe", "--out", str(tmp_path / "two"), "--json"]
+    done = subprocess.run(
+        [*torchrun(2), "-m", "residua", *FLAGS, *flags],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads(done.stdout)  # one document: rank 0's
     assert result == read_json(tmp_path / "two/result.json")
     assert done.stderr.count("on 2 ranks (pp=2)") == 1
     assert read_json(tmp_path / "two/manifest.json")["ranks"][0]["pipeline"].startswith("gpipe, 4 micro-batches")
-    alone = residua(*FLAGS, "--out", tmp_path / "one", "--json")
-    assert alone.returncode == 0, alone.stderr
+    alone = residua(*FLAGS, "--out", str(tmp_path / "one"), "--json")
+    assert alone.code == 0, alone.err
     for here, there in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert here.get("batch") == there.get("batch")
         assert there["loss"] == pytest.approx(here["loss"], abs=1e-5)
@@ -64,10 +57,10 @@ def shape(page):
 
 def test_checkpoints_are_listed_and_rewritten(tmp_path):
     run(tmp_path)
-    listed = json.loads(residua("checkpoint", tmp_path, "--json").stdout)
+    listed = json.loads(residua("checkpoint", str(tmp_path), "--json").out)
     assert [(each["step"], each["form"], each["ranks"]) for each in listed] == [(8, "one", 1), (12, "one", 1)]
-    done = residua("checkpoint", tmp_path, "--form", "pieces")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("step-00000012  pieces of 1 ranks, ")
-    wrong = residua("checkpoint", tmp_path, "--form", "two")
-    assert (wrong.returncode, wrong.stderr.strip()) == (2, "residua: --form is one or pieces, not 'two'")
+    done = residua("checkpoint", str(tmp_path), "--form", "pieces")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].startswith("step-00000012  pieces of 1 ranks, ")
+    wrong = residua("checkpoint", str(tmp_path), "--form", "two")
+    assert (wrong.code, wrong.err.strip()) == (2, "residua: --form is one or pieces, not 'two'")

@@ -5,7 +5,6 @@ Two launches, of 2 and of 4 gloo processes, run all cases in float64 and report;
 
 import json
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +17,9 @@ from residua.registry import wrappers
 from residua.scale.cuts import Cuts
 from residua.scale.pipeline import SCHEDULES, check
 from residua.testing import TOLERANCE, specs
+from tests.scale.common import ROOT, environment, ranks
 from tests.scale.pipeline_worker import DEPTH, config
 
-ROOT = Path(__file__).resolve().parents[2]
 DESIGNS = [*residua.names(), *(case for wrapper in wrappers().values() for case in wrapper.cases)]
 EXACT = 1e-10
 
@@ -76,9 +75,8 @@ def launch(folder: Path, processes: int, jobs: list[str]) -> dict[str, dict]:
     out, wanted = folder / "out.json", folder / "jobs.json"
     wanted.write_text(json.dumps(jobs))
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-         "-m", "tests.scale.pipeline_worker", str(out), str(wanted)],
-        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False,
+        [*ranks(processes), "tests.scale.pipeline_worker", str(out), str(wanted)],
+        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert out.exists(), done.stderr[-4000:]
     return json.loads(out.read_text())
@@ -172,7 +170,7 @@ def test_fused_adam_reads_a_strided_gradient_as_dense():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "schedule", "how", "message"),
+    ("stages", "schedule", "how", "message"),
     [
         (8, "gpipe", {}, "pp=8 with 1 stages a rank is 8 stages, and the model has 4 blocks"),
         (4, "interleaved", {}, "is 8 stages"),
@@ -183,9 +181,9 @@ def test_fused_adam_reads_a_strided_gradient_as_dense():
         (2, "zbv", {}, "unknown schedule 'zbv'; choose from gpipe, 1f1b, interleaved, zero_bubble"),
     ],
 )
-def test_what_cannot_be_a_pipeline_is_refused_before_it_starts(ranks, schedule, how, message):
+def test_what_cannot_be_a_pipeline_is_refused_before_it_starts(stages, schedule, how, message):
     with pytest.raises(ValueError, match=message):
-        check(config("standard"), ranks, schedule, **({"microbatches": 4, "rows": 8} | how))
+        check(config("standard"), stages, schedule, **({"microbatches": 4, "rows": 8} | how))
 
 
 def test_loops_are_refused():

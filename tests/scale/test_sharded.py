@@ -30,7 +30,7 @@ def test_two_processes_are_one(found, design, way):
 @pytest.mark.parametrize("design", residua.names())
 def test_two_processes_are_one_that_accumulates_to_the_last_bit(found, design):
     laws = found["laws"][design]
-    assert laws["ddp bits"] == laws["one process, two parts"]
+    assert laws["ddp plain"]["losses"] == laws["one process, two parts"]
 
 
 @pytest.mark.parametrize("case", CASES)

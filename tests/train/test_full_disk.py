@@ -22,6 +22,8 @@ from residua.lab.train import checkpoint as checkpoints
 from tests.train.harness import outcome, run
 from tests.train.warm import Warm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def warm():

@@ -15,6 +15,8 @@ from residua.runner import walk as passing
 from residua.testing import error, specs
 from tests.train.harness import toy_config, toy_tokens
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 IDS = torch.from_numpy(toy_tokens().train[:48].astype("int64")).reshape(2, 24)
 SPECS = [spec for name in residua.names() for spec in specs(name)]

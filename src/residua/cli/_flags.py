@@ -101,7 +101,8 @@ def _path(text: str | Path) -> Path:
 
 
 OWN = ("config.json", "manifest.json", "tokenizer.json", "metrics.jsonl", "result.json", "routing.json", "run.lock",
-       "plan.json", "results.json", "figures.json", "hardware.json", "diverged.json", "state.json")  # fmt: skip
+       "plan.json", "results.json", "conversions.json", "figures.json", "hardware.json", "diverged.json",
+       "state.json")  # fmt: skip
 """What runs and comparisons keep under these names: no output of another command may take their place."""
 
 

@@ -11,20 +11,22 @@ import typer
 from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
-KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
 DEPTHS = (6, 12, 24, 48)
 SUBJECTS = {
     "ops": (), "stack": ("attend",), "profile": ("attend",), "model": ("attend", "mix", "delta_write", "remix"),
-    "memory": ("attend",), "decode": ("attend", "window_attend"), "compiled": ("operators",),
+    "memory": ("attend",), "decode": ("attend", "window_attend"), "compiled": ("operators",), "plain": ("native_ops",),
 }  # fmt: skip
 """The ops whose tests must pass before a file is written; for `ops`, those that were measured."""
 
 
 def command(
-    kind: str = typer.Argument(..., help="What to measure: ops, stack, profile, model, memory, decode or compiled."),
+    kind: str = typer.Argument(..., help=f"What to measure: {', '.join(KINDS[:-1])} or {KINDS[-1]}."),
     op: list[str] = typer.Option([], "--op", help="ops: op, such as attend; repeatable. All by default."),
-    shape: list[str] = typer.Option([], "--shape", help="ops: TOKENSxWIDTH, such as 2048x256; repeatable."),
+    shape: list[str] = typer.Option(
+        [], "--shape", help="ops: TOKENSxWIDTH, such as 2048x256; plain: DEPTHxWIDTH, such as 6x64; repeatable."
+    ),
     count: list[int] = typer.Option(
         [], "--count", "-n", help="ops: number of sources, channels or streams, or window size; repeatable."
     ),
@@ -44,12 +46,14 @@ def command(
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
     pairs: int = typer.Option(40, help="model, compiled: minimum number of rounds."),
     attempts: int = typer.Option(3, help="model: repeat up to this often until the A/A control is within 2 %."),
+    quick: bool = typer.Option(False, "--quick", help="plain: one tiny shape, to see that everything runs."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
     out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory."""
+    """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or, with
+    plain, the standard network against transformers' Llama and a plain form in PyTorch."""
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
@@ -62,7 +66,7 @@ def command(
     if out is not None:
         record.tested_root()  # before minutes of measuring, not after
     if not as_is:
-        regime.enter(regime.KEEP_PAGES, threads)
+        regime.enter(regime.GLIBC if kind == "plain" else regime.KEEP_PAGES, threads)
     import torch
 
     import residua
@@ -83,6 +87,7 @@ def command(
         ),
         "memory": lambda: memory.measure(design, depth or list(DEPTHS), width=width or 256, tokens=tokens or 128),
         "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 30.0),
+        "plain": lambda: _plain(shape, tokens, seconds or 20.0, quick),
         "compiled": lambda: compiled_steps.measure(
             design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 20.0,
             pairs=pairs, tell=tell,
@@ -103,6 +108,15 @@ def command(
         show(sheet)
     if out is not None:
         typer.echo(f"written: {out}")
+
+
+def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -> Values:
+    from residua.lab.bench import plain
+
+    if quick:
+        return plain.measure(((1, 32),), (8,), vocabulary=64, seconds=0.0, least=1)
+    asked = [plain.parse_shape(one) for one in shapes] or plain.SHAPES
+    return plain.measure(asked, (tokens,) if tokens else plain.CONTEXTS, seconds=seconds, say=tell)
 
 
 def _ops(

@@ -142,7 +142,7 @@ def _conversions(
     from residua.lab.compare.verdict import lines, verdict
     from residua.lab.conversions import compare_conversions, read_conversion
     from residua.lab.conversions.base import foreseen, in_lines
-    from residua.lab.conversions.results import show
+    from residua.lab.conversions.results import enough, show
 
     logging.disable_progress_bar()
     plan = read_conversion(file)
@@ -164,7 +164,8 @@ def _conversions(
         typer.echo(json.dumps(results, indent=2))
         return
     show(results)
-    typer.echo(f"written: {out}/results.json, results.md\n\n" + "\n".join(lines(verdict(results, out))))
+    typer.echo(f"written: {out}/conversions.json, conversions.md\n\n{enough(results)}")
+    typer.echo("\n".join(lines(verdict(results, out))))
 
 
 def _size(text: str) -> dict[str, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -86,6 +87,12 @@ def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) ->
         seal(whole)
         whole.chmod(0o700)
         os.replace(whole, target)
+
+
+def platform_tag(platform: str, library: bytes) -> str:
+    """linux_x86_64 as the manylinux_2_N_x86_64 whose glibc has every symbol that a library names; others unchanged."""
+    minors = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)", library)]
+    return f"manylinux_2_{max(minors)}_{platform[6:]}" if minors and platform.startswith("linux_") else platform
 
 
 def run(line: list[str], folder: Path | None = None) -> None:

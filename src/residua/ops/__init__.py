@@ -10,6 +10,7 @@ from residua.ops._backend import backend as backend
 from residua.ops._backend import kernel as kernel
 from residua.ops._backend import kernels as kernels
 from residua.ops.attend import attend as attend
+from residua.ops.attend import attend_norm as attend_norm
 from residua.ops.attend import attend_weights as attend_weights
 from residua.ops.attend_qkv import attend_qkv as attend_qkv
 from residua.ops.attend_qkv import attend_qkv_weights as attend_qkv_weights

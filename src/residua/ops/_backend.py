@@ -44,6 +44,11 @@ def forget(op: str, device: str) -> None:
     _kernels.pop((op, device), None)
 
 
+def registered(op: str, device: str) -> tuple[str, Callable[..., Any]] | None:
+    """The kernel of `op` for tensors of `device`, and its backend's name."""
+    return _kernels.get((op, device))
+
+
 def kernels() -> dict[str, dict[str, str]]:
     """The kernels there are: op -> device -> backend name."""
     found: dict[str, dict[str, str]] = {}
@@ -94,7 +99,7 @@ def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **opti
     """Call `op` on the device of `like`: its kernel where one is chosen, else the reference."""
     if _choice == "reference" or forward_mode():  # no kernel knows of tangents
         return reference(*args, **options)
-    found = _kernels.get((op, like.device.type))
+    found = registered(op, like.device.type)
     if found is None or _choice not in ("auto", found[0]):
         if _choice != "auto":
             fall_back(op, f"no backend {_choice!r} for {like.device.type} tensors")

@@ -6,14 +6,15 @@ against the reference, and compiled ahead of time for real GPUs; their speed and
 Every op is a `torch.library` operator, so that autograd, checkpointing and `torch.compile` see one node and never the
 pointers inside it.
 
-Sources are read where they are, through a table of their addresses. Offsets are 64-bit, sums are float32 (float64
-for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one partial sum a
-program and added up afterwards, so the same inputs give the same bits.
+Sources are read where they are, through a table of their addresses (`_triton_table`). Offsets are 64-bit, sums are
+float32 (float64 for float64), and nothing is added up by atomics: a gradient that sums over tokens is written as one
+partial sum a program and added up afterwards, so the same inputs give the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +27,26 @@ BLOCK = 2048
 """Numbers of one tensor that a program holds at a time, unless one token is wider."""
 
 
+Launcher = Callable[..., None]
+_launcher: Launcher | None = None
+
+
+@contextmanager
+def launching(by: Launcher) -> Iterator[None]:
+    """Hand every launch in the `with`, with the arguments of `launch`, to something else, such as a compiler."""
+    global _launcher
+    before, _launcher = _launcher, by
+    try:
+        yield
+    finally:
+        _launcher = before
+
+
 def launch(kernel: Any, grid: tuple[int, ...], where: Tensor, *arguments: Any, warps: int = 4, **settings: Any) -> None:
     """Run a kernel on the device of `where`; an empty grid is no work."""
-    if all(grid):
+    if _launcher is not None:
+        _launcher(kernel, grid, where, *arguments, warps=warps, **settings)
+    elif all(grid):
         with torch.cuda.device_of(where):
             kernel[grid](*arguments, num_warps=warps, **settings)
 
@@ -74,18 +92,6 @@ def alike(sources: Sequence[Tensor]) -> tuple[Tensor, ...]:
             raise ValueError(f"sources of one shape, not {tuple(sources[0].shape)} and {tuple(source.shape)}")
         dtype = torch.promote_types(dtype, source.dtype)
     return tuple(source.to(dtype) for source in sources)
-
-
-def table(tensors: Sequence[Tensor | None], where: Tensor) -> Tensor:
-    """The tensors' addresses, 0 for None, on the device of `where`: the caller keeps them alive until the launch."""
-    places = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-    if where.device.type != "cuda":
-        return torch.tensor(places, dtype=torch.int64, device=where.device)
-    if torch.cuda.is_current_stream_capturing():
-        # a replay would copy the table from host memory that was given back long ago
-        raise Unsupported("a table of addresses cannot be captured into a CUDA graph")
-    # from pinned memory the copy is queued like a kernel; from pageable memory the host would wait for the GPU
-    return torch.tensor(places, dtype=torch.int64, pin_memory=True).to(where.device, non_blocking=True)
 
 
 def aligned(tensors: Sequence[Tensor | None], width: int) -> bool:

@@ -39,6 +39,22 @@ def source(table, n, like, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def head_rows(
+    first, tokens, WIDTH: tl.constexpr, HEADS: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr
+):
+    """Offsets and masks of a block of tokens: [BT, BH, BE] of the sources, [BT, BH] of their scalars, [BT]."""
+    t = first + tl.arange(0, BT).to(tl.int64)
+    h, e = tl.arange(0, BH), tl.arange(0, BE)
+    inner = h[:, None] * (WIDTH // HEADS) + e[None, :]
+    exists = (h[:, None] < HEADS) & (e[None, :] < WIDTH // HEADS)
+    live = t < tokens
+    at = t[:, None, None] * WIDTH + inner[None, :, :]
+    scalar_at = t[:, None] * HEADS + h[None, :]
+    scalar_live = live[:, None] & (h[None, :] < HEADS)
+    return at, live[:, None, None] & exists[None, :, :], scalar_at, scalar_live, live
+
+
+@triton.jit
 def product(a, b, ACC: tl.constexpr, WIDEN: tl.constexpr):
     """The matrix product of two blocks of one type, float32 not rounded to TF32."""
     if WIDEN:

@@ -35,7 +35,7 @@ class Wiring(Dynamic):
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """[read | remix] [b t m 2m] and write [b t m]."""
-        read = self.read if self.reads else torch.eye(self.fractions).to(self.remix)
+        read = self.read if self.reads else torch.eye(self.fractions, dtype=self.remix.dtype, device=self.remix.device)
         alpha = torch.cat([read, self.remix], 1).expand(*H.shape[:2], -1, -1)
         beta = self.write.expand(*H.shape[:2], -1)
         if self.dynamic:

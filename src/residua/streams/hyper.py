@@ -36,7 +36,11 @@ class Wiring(Dynamic):
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """read [b t s], remix [b t s s] and write [b t s]."""
-        static = self.read if self.reads else torch.eye(self.streams).to(self.remix)[self.home]
+        static = (
+            self.read
+            if self.reads
+            else torch.eye(self.streams, dtype=self.remix.dtype, device=self.remix.device)[self.home]
+        )
         alpha = torch.cat([static[:, None], self.remix], 1).expand(*H.shape[:2], -1, -1)
         beta = self.write.expand(*H.shape[:2], -1)
         if self.dynamic:

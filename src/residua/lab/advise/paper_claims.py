@@ -27,6 +27,8 @@ from residua.lab.common.stats import ALPHA, Difference, holm, paired
 DEPTH = "depth"
 """As a size: how the difference changes with every doubling of the depth."""
 UNITS = {"loss": "nats", "weight": "of the weight"}
+FILES = ("results.json", "conversions.json")
+"""What a comparison of designs leaves, and one of conversions."""
 Verdict = Literal["holds", "contradicted", "does not show", "undecided", "not run yet", "cannot be tested here"]
 
 
@@ -99,8 +101,8 @@ def judge(folder: Path, listed: Sequence[PaperClaim] | None = None) -> list[Judg
     found: dict[int, Judged] = {}
     for name in dict.fromkeys(claim.results for claim in listed):
         mine = [(place, claim) for place, claim in enumerate(listed) if claim.results == name]
-        file = folder / name / "results.json"
-        if not name or not file.exists():
+        file = next((each for kind in FILES if (each := folder / name / kind).exists()), None)
+        if not name or file is None:
             verdict: Verdict = "not run yet" if name else "cannot be tested here"
             found |= {place: Judged(claim=claim, verdict=verdict) for place, claim in mine}
             continue

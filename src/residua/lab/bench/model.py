@@ -9,7 +9,7 @@ import torch
 
 from residua.lab.bench import stack
 from residua.lab.bench.timing import STANDARD, Form, Measured, Ratio, interleave
-from residua.model import ModelConfig, Transformer, token_loss
+from residua.model import ModelConfig, Transformer
 
 RESOLUTION = 0.02
 """A step is called resolved while `standard` against itself stays within this."""
@@ -23,7 +23,7 @@ def step(design: str, depth: int, width: int, rows: int, tokens: int, **settings
 
     def run() -> None:
         model.zero_grad(set_to_none=True)
-        token_loss(model(ids[:, :-1]), ids[:, 1:]).backward()
+        model(ids[:, :-1], targets=ids[:, 1:]).backward()
 
     return run
 

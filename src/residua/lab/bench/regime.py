@@ -20,6 +20,8 @@ KEEP_PAGES = (
     "glibc.malloc.trim_threshold=17179869184:glibc.malloc.top_pad=268435456"
 )
 RETURN_PAGES = "glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536:glibc.malloc.top_pad=0"
+GLIBC = ""
+"""The allocator as it comes, for what keeps its pages by itself."""
 
 _ENTERED = "RESIDUA_BENCH_REGIME"
 

@@ -22,6 +22,8 @@ from residua.lab.runs import FinishedRun, divergence, final_loss, read_run
 from residua.lab.train import read_metrics
 
 FORMAT = 1
+FILE = "conversions.json"
+"""Beside the runs; not results.json, whose rows were trained from random weights."""
 EARLY = 50
 """Updates in which a conversion that disturbs its checkpoint would show it."""
 FLAT = 0.01
@@ -55,6 +57,9 @@ def collect(plan: ConversionPlan, out: Path, chosen: Mapping[str, Rates], *, com
         rows.append(
             {
                 "label": label,
+                "design": label,
+                "layout": "attn,mlp",
+                "size": "" if plan.base is None else f"{plan.base.depth}x{plan.base.width}",
                 "baseline": label == BASE,
                 "parameters": of_row[0].result["parameters"],
                 "stream_parameters": of_row[0].result["stream_parameters"],
@@ -91,6 +96,16 @@ def collect(plan: ConversionPlan, out: Path, chosen: Mapping[str, Rates], *, com
         "machine": _machine(next(iter(read.values()))),
         "pretraining": None if plan.base is None else _pretraining(plan, out),
         "rows": rows,
+        "runs": [
+            {
+                "label": run.label,
+                "folder": run.folder,
+                "before": read[run.label, run.config.seed].validations[0]["loss"],
+                "loss": read[run.label, run.config.seed].result["loss"],
+            }
+            for run in runs
+            if run.label not in gone
+        ],
         "tuning": _tuning(plan, out, chosen),
         "diverged": broken,
         "statistics": {"alpha": ALPHA, "rows": len(judged), "over_rows": "Holm", "early": EARLY},
@@ -223,6 +238,18 @@ def to_markdown(results: Record) -> str:
         *(f"- {note}" for note in results["notes"]),
     ]
     return "\n".join(lines) + "\n"
+
+
+def enough(results: Record) -> str:
+    """Whether ordinary fine-tuning was enough: who ends below its start, and what the worst early update cost."""
+    rows = [row for row in results["rows"] if not row["baseline"]]
+    higher = [row["label"] for row in rows if row["gained"]["mean"] <= 0]
+    worst, early = max(rows, key=lambda row: row["rise"]), results["statistics"]["early"]
+    ended = f"not for {', '.join(higher)}, no lower than before" if higher else "all end below where they began"
+    return (
+        f"Was ordinary fine-tuning enough? Of {count(len(rows), 'conversion')}, {ended}. In the first {early} updates "
+        f"no training loss was more than {max(worst['rise'], 0):.4f} nats above that of going on ({worst['label']})."
+    )
 
 
 def show(results: Record) -> None:

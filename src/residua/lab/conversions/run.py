@@ -12,7 +12,7 @@ from residua.lab.compare.execute import claim, execute, refuse_strangers
 from residua.lab.compare.pool import make_pool
 from residua.lab.conversions.base import check_designs, write_start
 from residua.lab.conversions.plan import BASE, START, ConversionPlan, Rates, Run
-from residua.lab.conversions.results import collect, to_markdown
+from residua.lab.conversions.results import FILE, collect, to_markdown
 from residua.lab.runs import final_loss
 
 
@@ -25,7 +25,7 @@ def compare_conversions(
     command: str = "",
     on_event: Listener | None = None,
 ) -> Values:
-    """Run a plan in directory `out`; the results, also written there as results.json and results.md.
+    """Run a plan in directory `out`; the results, also written there as conversions.json and conversions.md.
 
     jobs, on: as of `residua.compare`.
     """
@@ -65,8 +65,8 @@ def compare_conversions(
         runs = plan.runs(out, chosen)
         make("fine-tuning", runs)
     results = collect(plan, out, chosen, command=command)
-    write_json(out / "results.json", results)
-    write_text(out / "results.md", to_markdown(results))
+    write_json(out / FILE, results)
+    write_text((out / FILE).with_suffix(".md"), to_markdown(results))
     return results
 
 

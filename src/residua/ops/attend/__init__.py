@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from residua.native import guard
-from residua.native.library import available
 from residua.ops._backend import choice, run
-from residua.ops.attend import linear, reference
+from residua.ops.attend import linear, normed, reference
 from residua.ops.attend.cpu import CARRIED as CARRIED
-from residua.ops.attend.cpu import ahead as ahead
-from residua.ops.attend.cpu import merge as merge
 from residua.ops.attend.native import Carry as Carry
-from residua.ops.attend.together import together as together
+from residua.ops.attend.phases import ahead as ahead
+from residua.ops.attend.phases import carries as carries
+from residua.ops.attend.phases import groupable as groupable
+from residua.ops.attend.phases import merge as merge
+from residua.ops.attend.phases import together as together
 
 
 def attend(
@@ -66,12 +65,24 @@ def attend_weights(
     )  # fmt: skip
 
 
-def groupable(source: Float[Tensor, "*n d"]) -> bool:
-    """Whether `ahead`, `merge` and, outside compiled code, `together` may be called for sources like this one now; they
-    still say what they cannot serve by `Unsupported`."""
-    if guard.watched() and not torch.compiler.is_compiling():  # a mode that counts: it sees the reads of the equation
-        return False
-    return choice() in ("auto", "cpu") and source.is_cpu and not guard.only_torch(source) and available()
+def attend_norm(
+    query: Float[Tensor, " d"],
+    sources: tuple[Float[Tensor, "b t d"], ...],
+    gain: Float[Tensor, " d"],
+    *,
+    norm_eps: float,
+    eps: float = 1e-6,
+    null: Float[Tensor, " 1"] | None = None,
+    heads: int = 1,
+    total: bool = False,
+    centered: bool = False,
+) -> Float[Tensor, "b t d"]:
+    """gain x / sqrt(mean(x^2) + norm_eps) of the read x = attend(query, sources): one pass on a GPU, in inference."""
+    _refuse(sources)
+    return normed.attend_norm(
+        attend, query, sources, gain,
+        norm_eps=norm_eps, eps=eps, null=null, heads=heads, total=total, centered=centered,
+    )  # fmt: skip
 
 
 def _refuse(sources: tuple[Tensor, ...]) -> None:

@@ -29,28 +29,13 @@ from torch import Tensor
 
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
-from residua.ops._triton_device import accumulator, source
+from residua.ops._triton_device import accumulator, head_rows, source
+from residua.ops._triton_table import addresses
 from residua.ops.attend.reference import added
 
 
 @triton.jit
-def _rows(
-    first, tokens, WIDTH: tl.constexpr, HEADS: tl.constexpr, BT: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr
-):
-    """Offsets and masks of a block of tokens: [BT, BH, BE] of the sources, [BT, BH] of their scalars, [BT]."""
-    t = first + tl.arange(0, BT).to(tl.int64)
-    h, e = tl.arange(0, BH), tl.arange(0, BE)
-    inner = h[:, None] * (WIDTH // HEADS) + e[None, :]
-    exists = (h[:, None] < HEADS) & (e[None, :] < WIDTH // HEADS)
-    live = t < tokens
-    at = t[:, None, None] * WIDTH + inner[None, :, :]
-    scalar_at = t[:, None] * HEADS + h[None, :]
-    scalar_live = live[:, None] & (h[None, :] < HEADS)
-    return at, live[:, None, None] & exists[None, :, :], scalar_at, scalar_live, live
-
-
-@triton.jit
-def _logits(v, q, WIDTH: tl.constexpr, EPS: tl.constexpr):
+def logits_of(v, q, WIDTH: tl.constexpr, EPS: tl.constexpr):
     """1 / rms(v) of each token, and q . v of each head."""
     # [BT], [BT, BH]
     rstd = tl.rsqrt(tl.sum(tl.sum(v * v, 2), 1) / WIDTH + EPS)
@@ -58,14 +43,14 @@ def _logits(v, q, WIDTH: tl.constexpr, EPS: tl.constexpr):
 
 
 @triton.jit
-def _forward_kernel(
-    table, like, query, null, out, sums, count, tokens,
+def forward_kernel(
+    table, like, query, null, gain, out, sums, count, tokens,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, EPS: tl.constexpr, NULL: tl.constexpr, TOTAL: tl.constexpr,
-    CENTERED: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
+    CENTERED: tl.constexpr, NORM: tl.constexpr, NORM_EPS: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
     BT: tl.constexpr, BH: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0).to(tl.int64) * BT
-    at, mask, scalar_at, scalar_live, _ = _rows(first, tokens, WIDTH, HEADS, BT, BH, BE)
+    at, mask, scalar_at, scalar_live, _ = head_rows(first, tokens, WIDTH, HEADS, BT, BH, BE)
     h, e = tl.arange(0, BH), tl.arange(0, BE)
     exists = (h[:, None] < HEADS) & (e[None, :] < WIDTH // HEADS)
     # [BH, BE]
@@ -81,7 +66,7 @@ def _forward_kernel(
     plain = tl.zeros([BT, BH, BE], ACC)
     for n in range(count):
         v = tl.load(source(table, n, like, ALIGNED) + at, mask=mask, other=0.0).to(ACC)
-        rstd, dot = _logits(v, q, WIDTH, EPS)
+        rstd, dot = logits_of(v, q, WIDTH, EPS)
         logit = dot * rstd[:, None]
         peak = tl.maximum(top, logit)
         decay, weight = tl.exp(top - peak), tl.exp(logit - peak)
@@ -95,13 +80,17 @@ def _forward_kernel(
         mixed = mixed * count
     if CENTERED:
         mixed = mixed - plain / count
+    if NORM:
+        scale = tl.rsqrt(tl.sum(tl.sum(mixed * mixed, 2), 1) / WIDTH + NORM_EPS)
+        gains = tl.load(gain + h[:, None] * (WIDTH // HEADS) + e[None, :], mask=exists, other=0.0).to(ACC)
+        mixed = mixed * scale[:, None, None] * gains[None, :, :]
     tl.store(out + at, mixed.to(out.dtype.element_ty), mask=mask)
     tl.store(sums + 2 * scalar_at, top, mask=scalar_live)
     tl.store(sums + 2 * scalar_at + 1, 1 / mass, mask=scalar_live)
 
 
 @triton.jit
-def _backward_kernel(
+def backward_kernel(
     table, gradients, like, query, null, sums, dout, dquery, dnull, count, tokens,
     WIDTH: tl.constexpr, HEADS: tl.constexpr, EPS: tl.constexpr, NULL: tl.constexpr, TOTAL: tl.constexpr,
     CENTERED: tl.constexpr, ALIGNED: tl.constexpr, ACC: tl.constexpr,
@@ -123,7 +112,7 @@ def _backward_kernel(
     if CENTERED:
         center = tl.full([BT, BH], 1.0, ACC) / count
     for block in range(program, tl.cdiv(tokens, BT), tl.num_programs(0)):
-        at, mask, scalar_at, scalar_live, live = _rows(block * BT, tokens, WIDTH, HEADS, BT, BH, BE)
+        at, mask, scalar_at, scalar_live, live = head_rows(block * BT, tokens, WIDTH, HEADS, BT, BH, BE)
         # [BT, BH, BE]
         dx = tl.load(dout + at, mask=mask, other=0.0).to(ACC)
         # [BT, BH]
@@ -132,11 +121,11 @@ def _backward_kernel(
         delta = tl.zeros([BT, BH], ACC)
         for n in range(count):
             v = tl.load(source(table, n, like, ALIGNED) + at, mask=mask, other=0.0).to(ACC)
-            rstd, dot = _logits(v, q, WIDTH, EPS)
+            rstd, dot = logits_of(v, q, WIDTH, EPS)
             delta += tl.exp(dot * rstd[:, None] - top) * share * tl.sum(dx * v, 2)
         for n in range(count):
             v = tl.load(source(table, n, like, ALIGNED) + at, mask=mask, other=0.0).to(ACC)
-            rstd, dot = _logits(v, q, WIDTH, EPS)
+            rstd, dot = logits_of(v, q, WIDTH, EPS)
             p = tl.exp(dot * rstd[:, None] - top) * share
             dlogit = tl.where(scalar_live, scale * p * (tl.sum(dx * v, 2) - delta), 0.0)
             # [BT, BH, BE]
@@ -154,15 +143,14 @@ def _backward_kernel(
         tl.store(dnull + program, tl.sum(tl.sum(sum_null, 1), 0))
 
 
-def _settings(
-    query: Tensor, null: Tensor | None, like: Tensor, eps: float, heads: int, total: bool, centered: bool
-) -> dict[str, Any]:
+def settings_of(like: Tensor, eps: float, heads: int) -> dict[str, Any]:
+    """The constants of a kernel whose blocks are [tokens, heads, width / heads]."""
     width = like.shape[-1]
     block_heads, block_width = host.power(heads), host.power(width // heads)
     block_tokens = host.tokens_a_block(block_heads * block_width)
     return {
-        "WIDTH": width, "HEADS": heads, "EPS": eps, "NULL": null is not None, "TOTAL": total, "CENTERED": centered,
-        "ACC": accumulator(like.dtype), "BT": block_tokens, "BH": block_heads, "BE": block_width,
+        "WIDTH": width, "HEADS": heads, "EPS": eps, "ACC": accumulator(like.dtype),
+        "BT": block_tokens, "BH": block_heads, "BE": block_width,
         "warps": host.warps(block_tokens * block_heads * block_width),
     }  # fmt: skip
 
@@ -179,13 +167,13 @@ def _attend(
     sources = [one.contiguous() for one in sources]
     like, width = sources[0], sources[0].shape[-1]
     tokens = like.numel() // width
-    settings = _settings(query, null, like, eps, heads, total, centered)
+    settings = settings_of(like, eps, heads) | {"NULL": null is not None, "TOTAL": total, "CENTERED": centered}
     out = torch.empty_like(like, dtype=dtype)
     sums = torch.empty(*like.shape[:-1], heads, 2, dtype=_wide(like), device=like.device)
     host.launch(
-        _forward_kernel, (triton.cdiv(tokens, settings["BT"]),), like,
-        host.table(sources, like), like, query.contiguous(), null, out, sums, len(sources), tokens,
-        ALIGNED=host.aligned(sources, width), **settings,
+        forward_kernel, (triton.cdiv(tokens, settings["BT"]),), like,
+        addresses(sources, like), like, query.contiguous(), null, None, out, sums, len(sources), tokens,
+        NORM=False, NORM_EPS=0.0, ALIGNED=host.aligned(sources, width), **settings,
     )  # fmt: skip
     return out, sums
 
@@ -205,14 +193,15 @@ def _attend_backward(
     sources = [one.contiguous() for one in sources]
     like, width = sources[0], sources[0].shape[-1]
     tokens = like.numel() // width
-    settings = _settings(query, null, like, eps, heads, total, centered)
+    settings = settings_of(like, eps, heads) | {"NULL": null is not None, "TOTAL": total, "CENTERED": centered}
+    settings["warps"] = min(16, 2 * settings["warps"])  # it holds three rows where the forward holds two
     grid = min(host.programs(like), triton.cdiv(tokens, settings["BT"]))
     gradients = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
     dquery = torch.empty(grid, width, dtype=sums.dtype, device=like.device)
     dnull = torch.empty(grid, dtype=sums.dtype, device=like.device)
     host.launch(
-        _backward_kernel, (grid,), like,
-        host.table(sources, like), host.table(gradients, like), like, query.contiguous(), null, sums,
+        backward_kernel, (grid,), like,
+        addresses(sources, like), addresses(gradients, like), like, query.contiguous(), null, sums,
         dout.contiguous(), dquery, dnull, len(sources), tokens,
         ALIGNED=host.aligned([*sources, *gradients], width), **settings,
     )  # fmt: skip
@@ -251,16 +240,21 @@ def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...
 _attend.register_autograd(_backward, setup_context=_save)
 
 
-def attend(
-    query: Tensor, sources: tuple[Tensor, ...], *,
-    eps: float, null: Tensor | None, heads: int, total: bool, centered: bool, onto: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """`residua.ops.attend` on a GPU."""
+def check(query: Tensor, sources: tuple[Tensor, ...], null: Tensor | None, heads: int) -> None:
+    """Decline a read that the kernels do not make."""
     host.checked(query, *sources, *([] if null is None else [null]))
     if sources[0].shape[-1] % heads:
         raise Unsupported(f"a width of {sources[0].shape[-1]} in {heads} heads")
     if null is not None and null.numel() != 1:
         raise Unsupported("more than one null logit")
+
+
+def attend(
+    query: Tensor, sources: tuple[Tensor, ...], *,
+    eps: float, null: Tensor | None, heads: int, total: bool, centered: bool, onto: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`residua.ops.attend` on a GPU."""
+    check(query, sources, null, heads)
     dtype = sources[0].dtype
     out, _ = _attend(query, list(host.alike(sources)), null, dtype, eps, heads, total, centered)
     return added(onto, out)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from residua.ops import _triton as host
 from residua.ops._triton_device import accumulator, source
+from residua.ops._triton_table import addresses
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def _mix(weights: Tensor, sources: list[Tensor]) -> Tensor:
     settings = blocks(lanes, width, whole=False)
     host.launch(
         _forward_kernel, (triton.cdiv(tokens, settings["BT"]), triton.cdiv(width, settings["BD"])), like,
-        host.table(sources, like), like, weights, out, len(sources), tokens,
+        addresses(sources, like), like, weights, out, len(sources), tokens,
         0, width, *strides(weights), tokens * width, width,
         WIDTH=width, LANES=lanes, CHANNEL=weights.ndim == 2, TABLE=True,
         ALIGNED=host.aligned(sources, width), ACC=accumulator(like.dtype), **settings,
@@ -171,7 +172,7 @@ def _mix_backward(dout: Tensor, weights: Tensor, sources: list[Tensor], wanted: 
     like, width, count = sources[0], sources[0].shape[-1], len(sources)
     tokens, lanes = like.numel() // width, weights.shape[0] if weights.ndim == 4 else 1
     gradients = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
-    places = host.table(sources, like), host.table(gradients, like)
+    places = addresses(sources, like), addresses(gradients, like)
     wide = torch.promote_types(like.dtype, torch.float32)
     common = {
         "WIDTH": width, "ALIGNED": host.aligned([*sources, *gradients], width), "ACC": accumulator(like.dtype),
