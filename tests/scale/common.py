@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,7 @@ from residua.lab.train.optim import Optimizers
 from residua.model import ModelConfig, Transformer, token_loss
 from residua.scale.layout import Pipes
 
+Made = TypeVar("Made")
 VOCAB, ROWS, TOKENS, STEPS = 24, 4, 8, 20
 ROOT = Path(__file__).parents[2]
 TOLERANCE = 1e-10
@@ -211,13 +212,23 @@ def furthest(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> tuple[
     return worst, gaps[worst]
 
 
-def alone(design: str, *, steps: int = STEPS, parts: int = 1, **other: Any) -> Story:
-    """The run of one process, which rank 0 makes for all; parts: into which every batch is split."""
-    made = [_alone(design, steps, parts, **other) if dist.get_rank() == 0 else None]
+def from_first(make: Callable[[], Made]) -> Made:
+    """What rank 0 makes, for all; an error there is an error everywhere, and nobody waits."""
+    made: list[Any] = [None]
+    if dist.get_rank() == 0:
+        try:
+            made = [make()]
+        except Exception as error:
+            made = [error]
     dist.broadcast_object_list(made)
-    (story,) = made
-    assert story is not None
-    return story
+    if isinstance(made[0], Exception):
+        raise made[0]
+    return made[0]
+
+
+def alone(design: str, *, steps: int = STEPS, parts: int = 1, **other: Any) -> Story:
+    """The run of one process; parts: into which every batch is split."""
+    return from_first(lambda: _alone(design, steps, parts, **other))
 
 
 def _alone(design: str, steps: int, parts: int, **other: Any) -> Story:

@@ -22,6 +22,7 @@ from residua.scale.cuts import Cuts
 from residua.scale.pipeline import Pipeline
 from residua.scale.stage import sharded
 from tests.scale import pipeline_faults as faults
+from tests.scale.common import from_first
 
 VOCAB, ROWS, TOKENS, MICRO, DEPTH, STEPS = 32, 8, 8, 4, 4, 3
 LONG = 20
@@ -92,10 +93,7 @@ def by_one(chosen: ModelConfig, rows: int, steps: int, **given: Tensor) -> Alone
     """What one process finds: rank 0 makes it for all, once for all schedules."""
     key = f"{chosen} {rows} {steps} {sorted(given)}"
     if key not in HELD:
-        made = [Alone(chosen, rows, steps, **given) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(made)
-        assert made[0] is not None
-        HELD[key] = made[0]
+        HELD[key] = from_first(lambda: Alone(chosen, rows, steps, **given))
     return HELD[key]
 
 

@@ -22,10 +22,6 @@ from residua.native.library import asked_while_tracing, available, reason
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-FUSED = ("rms_norm", "swiglu", "unembed_loss")
-"""Ops that are sums and products of single numbers: a compiler gets PyTorch's own form instead of a kernel, and fuses it
-with what is around."""
-
 
 _kernels: dict[tuple[str, str], tuple[str, Callable[..., Any]]] = {}
 _choice = os.environ.get("RESIDUA_BACKEND", "auto")

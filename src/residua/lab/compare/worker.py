@@ -95,7 +95,7 @@ def _run(work: Work, deadline: float) -> str:
         except RunLocked:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(1)
+            time.sleep(0.2)
 
 
 def look(config: Recipe, folder: Path) -> Values:
