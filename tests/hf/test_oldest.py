@@ -51,7 +51,7 @@ def test_oldest_release_passes(tmp_path):
     done = subprocess.run(
         [
             sys.executable, "-c", RUN, "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-            "--junitxml", str(tmp_path / "ran.xml"), "-k", f"not ({others})",
+            "--basetemp", str(tmp_path / "inner"), "--junitxml", str(tmp_path / "ran.xml"), "-k", f"not ({others})",
             *(part for name in LEFT_OUT for part in ("--deselect", f"tests/hf/{name}")),
             *(str(HERE / f"{name}.py") for name in FILES),
         ],
