@@ -21,6 +21,8 @@ def bench(kind: str) -> str:
         return f"Not measured yet for this version: `residua bench {kind} --out results/bench/{kind}.json`."
     found = record.read(file)
     tables = "\n".join(markdown(sheet) for sheet in sheets(found))
+    if "regime" not in found:  # compiled, and not run on anything
+        return f"{fence(found['command'], 'sh')}\n\n{tables}"
     made_on = f"{found['regime']['processor']}, torch {found['regime']['torch']}."
     return f"{fence(found['command'], 'sh')}\n\n{tables}\n\n{made_on}"
 

@@ -31,6 +31,8 @@ class Ahead(NamedTuple):
     begun: tuple[Carry, ...] = ()
     """Reads over `covered`, for later sources to be merged with."""
     covered: tuple[Tensor, ...] = ()
+    queries: tuple[Tensor, ...] = ()
+    """Those of the reads that were begun, folded."""
     made: tuple[Tensor, ...] = ()
     """Reads that have all their sources, times their gates where those are numbers; without gradients."""
 
@@ -69,9 +71,8 @@ class ReadGroups:
             return None
         fresh, scale, base = kept[count:] + own, len(kept) + len(own) if stream.total else 1, stream.base(state)
         found = []
-        for route, carry in zip(routes, ahead.begun, strict=False):
-            assert route.query is not None  # whoever begins a read has a query
-            read = merge(carry, route.query.folded(), fresh, eps=stream.eps, heads=stream.heads, scale=scale)
+        for route, carry, query in zip(routes, ahead.begun, ahead.queries, strict=False):
+            read = merge(carry, query, fresh, eps=stream.eps, heads=stream.heads, scale=scale)
             found.append(route.onto(base, read.to(kept[0].dtype)))  # what is carried may be wider
         return lanes(found)
 
@@ -81,7 +82,7 @@ class ReadGroups:
         if len(ahead.made) > used:
             return state, Ahead(made=ahead.made[used:])
         if len(ahead.begun) > used:
-            return state, Ahead(ahead.begun[used:], ahead.covered)
+            return state, Ahead(ahead.begun[used:], ahead.covered, ahead.queries[used:])
         if self.stream.centered or (self.blockwise and site.last):  # a mean taken away cannot be merged
             return state, NOTHING
         return self._begin(state, site)
@@ -111,11 +112,11 @@ class ReadGroups:
             return state, NOTHING
         # sources that have a history must keep it for sites that ask for gradients; a compiler adds gradients up itself
         if compiling or not torch.is_grad_enabled():
-            return state, Ahead(begun, kept)
+            return state, Ahead(begun, kept, queries.unbind())
         # gradients of later reads arrive at the sources as this pass hands them on, and leave with its own added
         same = {id(old): new for old, new in zip(kept, covered, strict=True)}
         state = pytree.tree_map_only(Tensor, lambda leaf: same.get(id(leaf), leaf), state)
-        return state, Ahead(begun, covered)
+        return state, Ahead(begun, covered, queries.unbind())
 
     def _pays(self, source: Tensor) -> bool:
         """Whether a source is large enough for reads that are merged, and of a type whose reads can be carried."""

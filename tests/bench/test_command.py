@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from residua.cli import main
 from residua.lab.bench import record
@@ -109,3 +110,18 @@ def test_record_of_another_format_is_refused(tmp_path):
     (tmp_path / "old.json").write_text('{"format": 0}')
     with pytest.raises(ValueError, match="Measure again"):
         record.read(tmp_path / "old.json")
+
+
+def test_compiled_steps_are_measured_beside_eager_ones(here, monkeypatch):
+    """The command alone: what compiling itself makes of a design is tested with the operators."""
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    shape = ("--depth", "1", "--width", "16", "--tokens", "8", "--pairs", "5", "--seconds", "0.05")
+    code, out, _ = here("compiled", "-d", "hyper", *shape, "--json")
+    assert code == 0
+    (found,) = json.loads(out)["compiled"]["designs"]
+    assert found["design"] == "hyper"
+    assert found["kernel_calls"] > 2  # forward and backward of every site
+    assert found["ratios"].keys() == {"compiled", "fused"}
+    code, out, _ = here("compiled", "-d", "hyper", *shape)
+    assert "fused" in out
+    assert code == 0

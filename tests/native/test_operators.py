@@ -51,6 +51,9 @@ class EveryOp(nn.Module):
         for weights in (self.query[:2], self.taps[:2], x[..., :2].movedim(-1, 0)):
             x = ops.mix(weights, (x, x.cos()))
         lanes = ops.mix(x[..., :4].movedim(-1, 0).unflatten(0, (2, 2)), (x, x.sin())).movedim(0, 2)
+        turns = [function(x[0, :, :1] + 0 * x[0, :, :2]) for function in (torch.cos, torch.sin)]
+        for rotation in (None, tuple(turns)):
+            x = ops.token_attend(x, x[..., :4].detach(), x.cos()[..., 4:], rotation, width=4)
         square = ops.sinkhorn(lanes[..., :4].unflatten(-1, (2, 2))[..., 0, :, :], iterations=3)
         H = ops.remix(square, lanes)
         return ops.delta_write(H, x, x[..., :2], x[..., 0].sigmoid(), eps=0.5)

@@ -45,18 +45,13 @@ def test_attend_ahead_and_merge_equal_single_reads(dtype, heads, nulls, queries,
     for one, other in zip(found, exact, strict=True):
         assert_close(one, other)
     leaves = [*w, *all_nulls, *sources]
-    ours = torch.autograd.grad(found, leaves, pull, allow_unused=True)
+    slopes = [one.to(made.dtype) for one, made in zip(pull, found, strict=True)]  # a carry of nothing more is wide
+    ours = torch.autograd.grad(found, leaves, slopes, allow_unused=True)
     theirs = torch.autograd.grad(exact, leaves, [one.double() for one in pull], allow_unused=True)
     for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         assert (one is None) == (other is None), place
         if one is not None and other is not None:
             assert_close(one, other, f"gradient {place}", gradient=True)
-
-
-def test_attend_ahead_declines_what_it_would_round_twice():
-    query, _, sources, _ = draw(3, dtype=torch.bfloat16)
-    with pytest.raises(ops.Unsupported, match="rounded twice"):
-        cpu.ahead(torch.stack([query, query]), tuple(sources), eps=1e-6)
 
 
 def test_attend_ahead_skips_what_is_not_wanted():

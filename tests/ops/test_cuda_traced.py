@@ -29,6 +29,7 @@ def device(tmp_path):
     return out
 
 
+@pytest.mark.slow
 def test_steps_of_every_design_are_traced_on_a_fake_gpu(device):
     pytest.importorskip("triton")
     load = f"import ctypes; ctypes.CDLL({str(device)!r}); " if device else ""

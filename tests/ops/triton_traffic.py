@@ -9,7 +9,7 @@ import torch
 
 from residua import ops
 from residua.lab.gpu.cases import CASES
-from residua.ops import _triton_registry
+from residua.ops import _triton, _triton_registry
 from residua.ops.attend import ahead, triton_groups
 
 from .triton_check import DEVICE
@@ -127,6 +127,29 @@ def test_triton_groups_share_their_passes(monkeypatch):
     with traffic.counted(monkeypatch), ops.backend("triton", strict=True), torch.no_grad():
         ahead(queries, (source, source + 1), eps=1e-6)
     assert traffic.loads(source) == (2, 2)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_triton_launches_take_nothing_through_the_host(case, monkeypatch):
+    """What traces of fake tensors cannot see: inside an operator no tensor is made of numbers, and none is asked."""
+    given = case.draw(TOKENS, WIDTH, N, torch.float32)
+    names = []
+
+    def refused(*arguments, **options):
+        raise AssertionError("the host would wait, or a graph would replay what it held")
+
+    for name in ("tensor", "as_tensor", "from_numpy"):
+        monkeypatch.setattr(torch, name, refused)
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "pin_memory", "__bool__", "__int__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, refused)
+    launched = _triton.launching(lambda kernel, *arguments, **settings: names.append(kernel.__name__))
+    with launched, ops.backend("triton", strict=True), torch.set_grad_enabled(case.graded):
+        made = case.run(*(one.requires_grad_(case.graded) for one in given))
+        outs = made if isinstance(made, tuple) else (made,)
+        if case.graded:
+            torch.autograd.grad(outs, given, outs)
+    assert any("forward" in name or "logits" in name for name in names)
+    assert any("backward" in name for name in names) == case.graded
 
 
 def test_triton_serves_for_a_while():

@@ -33,9 +33,11 @@ TOLERANCE = 1e-10
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "plain": {},
     "encoder": {"objective": "mlm", "design": "mudd", "accumulate": 2, "eval_windows": 5, "stream_rms": True},
-    "bfloat16": {"dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8},
-}
-"""What is changed in the toy recipe."""
+    "bfloat16": {
+        "dtype": "bfloat16", "fp32_stream": True, "stream_rms": True, "checkpointed": True, "steps": 8, "lr": 4e-3,
+    },
+}  # fmt: skip
+"""What is changed in the toy recipe. Rounding to bfloat16 alone moves a loss by 2e-3 at the toy's high rate."""
 DOUBLE: Mapping[str, tuple[str, Pipes | None]] = {
     "dp=2": ("dp=2", None),
     "fsdp=2": ("fsdp=2", None),

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import typer
 
+from residua.cli import _device
 from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
-KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain", "kernels")
 DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
 DEPTHS = (6, 12, 24, 48)
 SUBJECTS = {
@@ -22,7 +23,7 @@ SUBJECTS = {
 
 
 def command(
-    kind: str = typer.Argument(..., help=f"What to measure: {', '.join(KINDS[:-1])} or {KINDS[-1]}."),
+    kind: str = typer.Argument(None, help=f"What to measure: {', '.join(KINDS[:-1])} or {KINDS[-1]}."),
     op: list[str] = typer.Option([], "--op", help="ops: op, such as attend; repeatable. All by default."),
     shape: list[str] = typer.Option(
         [], "--shape", help="ops: TOKENSxWIDTH, such as 2048x256; plain: DEPTHxWIDTH, such as 6x64; repeatable."
@@ -50,10 +51,27 @@ def command(
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
     out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
+    device: str = typer.Option(
+        "cpu", "--device", help="cuda: check every kernel, then measure all tables, into one file to send back."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or, with
-    plain, the standard network against transformers' Llama and a plain form in PyTorch."""
+    plain, the standard network against transformers' Llama and a plain form in PyTorch.
+
+    `residua bench --device cuda` is all of it on a GPU. `residua bench kernels` compiles the kernels for four kinds of
+    GPU, which takes none.
+    """
+    if device != "cpu":
+        if kind is not None:
+            raise ValueError(f"residua bench --device {device} measures everything; leave out {kind!r}")
+        refuse_output(out, ".json")
+        _device.bench(device, out, as_json)
+        return
+    if kind == "kernels":
+        refuse_output(out, ".json")
+        _device.kernels(out, as_json)
+        return
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:

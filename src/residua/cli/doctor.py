@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from residua.cli import _device
 from residua.cli._flags import show
 from residua.lab.common.files import Values
 
@@ -24,11 +25,16 @@ EXTRAS = {
 CORE = ("torch", "numpy", "safetensors", "jaxtyping", "filelock", "typer", "rich", "tokenizers", "jinja2", "matplotlib")
 
 
-def command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Print versions, threads, kernels and caches; exit 1 if a core package is missing."""
+def command(
+    device: str = typer.Option("cpu", "--device", help="cuda: check every kernel against float64 on a GPU too."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Print versions, threads, kernels and caches; exit 1 if a core package is missing, or if a kernel is wrong."""
     found = examine()
+    if device != "cpu":
+        found["gpu"] = _device.doctor(device)
     show(found, as_json, _print)
-    if any(version is None for version in found["core"].values()):
+    if any(version is None for version in found["core"].values()) or found.get("gpu", {}).get("failed"):
         raise typer.Exit(1)
 
 
@@ -92,3 +98,5 @@ def _print(found: Values) -> None:
         f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",
     ]
     typer.echo("\n".join(lines))
+    if "gpu" in found:
+        _device.show_check(found["gpu"])

@@ -88,7 +88,8 @@ static int forward(attend_read read, int type, int threads) {
     return RESIDUA_OK;
 }
 
-/* x_k, one read a query; see attend_read. */
+/* x_k, one read a query; see attend_read. Those of several queries are to be carried, and of type A, as a carry is: a
+ * read is rounded once, when it is complete. */
 EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
                           int64_t queries, const void *const *source, const void *query, double eps, double scale,
                           int centred, const void *carry_logit, int carry_steps, const void *carry_value,
@@ -96,7 +97,7 @@ EXPORT int residua_attend(int type, int threads, int64_t tokens, int64_t width, 
     const attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
                               .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
                               .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
-                              .out = out, .lse = lse, .weights = weights};
+                              .out = out, .lse = lse, .weights = weights, .wide = queries > 1};
     return forward(read, type, threads);
 }
 
@@ -175,7 +176,7 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
     attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
                         .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
                         .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
-                        .read = was_read, .lse = lse,
+                        .read = was_read, .lse = lse, .wide = queries > 1,
                         .out_gradient = out_gradient, .lse_gradient = lse_gradient, .before = before,
                         .gradient = gradient, .carry_gradient = carry_gradient,
                         .carry_logit_gradient = carry_logit_gradient};

@@ -8,15 +8,15 @@ enum { ATTEND_QUERIES = 32 }; /* the most that share a pass */
 
 typedef struct {
     int64_t tokens, width, heads, sources, queries;
-    const void *const *source; /* [sources] rows, and behind them the carry's value if it has one */
+    const void *const *source; /* [sources] rows */
     const void *query;         /* [queries, width] */
     double eps, scale;
     const void *gate; /* [queries] numbers that their reads are multiplied by, or NULL; for several queries */
     int centred;
-    int wide; /* whether reads that are carried and their gradients are of type A: out, out_gradient, and the carry's */
+    int wide; /* whether out and out_gradient are of type A: reads of several queries that will be carried */
     const void *carry_logit;         /* NULL; a null of each query [queries]; or [tokens, heads] if carry_steps */
     int carry_steps;                 /* whether the carry differs from token to token */
-    const void *carry_value;         /* rows, or NULL */
+    const void *carry_value;         /* rows of type A, or NULL */
     const void *read;                /* the rows that the forward gave, for a backward pass in one pass */
     void *const *out;                /* [queries] rows; NULL if only the weights are wanted */
     void *lse, *weights; /* [queries, tokens, heads] and [sources, tokens, heads], or NULL; lse is read going back */
@@ -24,7 +24,7 @@ typedef struct {
     const void *lse_gradient;        /* [queries, tokens, heads] or NULL; for several queries */
     const void *const *before;       /* NULL, or [sources] rows to add to the gradients, each may be NULL; as lse */
     void *const *gradient;           /* [sources] rows, each NULL if unwanted */
-    void *carry_gradient, *carry_logit_gradient; /* rows and [tokens, heads], or NULL */
+    void *carry_gradient, *carry_logit_gradient; /* rows of type A and [tokens, heads], or NULL */
     double *totals;                              /* [parts, queries, width + 1], zeros */
     int streamed;                                /* whether gradients are large enough to bypass the cache */
     int64_t tile, stride, scratch_bytes;         /* tokens a tile; numbers from one row of logits to the next */

@@ -2,6 +2,12 @@
  *
  * Steps take n numbers of a row, LANES or, at the end of a row, fewer: a constant but for the last step.
  */
+#undef SHARED /* a function over numbers of type A: bfloat16 has that of float32 */
+#ifdef USE_BFLOAT16
+#define SHARED(name) JOIN(name, f32, ISA)
+#else
+#define SHARED(name) FN(name)
+#endif
 #define NOINLINE static __attribute__((noinline)) /* saves compiling; a call is nothing beside a row */
 
 INLINE void FN(dots_step)(const int row_count, const T *const *rows, const int vector_count, const A *const *vectors,
@@ -79,8 +85,8 @@ INLINE VEC FN(rms_inverses)(const attend_read *read, VEC squares) {
     return (A)1 / FN(root)(squares / (A)read->width + (A)read->eps);
 }
 
-INLINE void FN(mix_step)(const int vectors, const T *const *rows, int64_t count, const A *weights, T *out, int64_t at,
-                         int64_t d, int64_t n) {
+INLINE void FN(mix_step)(const int vectors, const T *const *rows, int64_t count, const A *weights, const A *carried,
+                         T *out, int64_t at, int64_t d, int64_t n) {
     VEC sum[8] = {0};
     for (int64_t i = 0; i < count; i++) {
         const VEC weight = FN(splat)(weights[i]);
@@ -91,19 +97,23 @@ INLINE void FN(mix_step)(const int vectors, const T *const *rows, int64_t count,
     }
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; v++) {
+        if (carried) {
+            sum[v] += weights[count] * FN(load_some_wide)(carried + at + d + v * LANES, n);
+        }
         FN(store_some)(out + at + d + v * LANES, sum[v], n);
     }
 }
 
-/* out = sum_i weights[i] rows[i], numbers at..at+width of each. */
-NOINLINE void FN(mix_one)(const T *const *rows, int64_t count, const A *weights, T *out, int64_t at, int64_t width) {
+/* out = sum_i weights[i] rows[i], numbers at..at+width of each, with one more row that is carried, or NULL. */
+NOINLINE void FN(mix_one)(const T *const *rows, int64_t count, const A *weights, const A *carried, T *out, int64_t at,
+                          int64_t width) {
     enum { MOST = BYTES == 64 ? 4 : 8 };
     int64_t d = 0;
     for (; d + MOST * LANES <= width; d += MOST * LANES) {
-        FN(mix_step)(MOST, rows, count, weights, out, at, d, LANES);
+        FN(mix_step)(MOST, rows, count, weights, carried, out, at, d, LANES);
     }
     for (; d < width; d += LANES) {
-        FN(mix_step)(1, rows, count, weights, out, at, d, width - d < LANES ? width - d : LANES);
+        FN(mix_step)(1, rows, count, weights, carried, out, at, d, width - d < LANES ? width - d : LANES);
     }
 }
 

@@ -81,7 +81,7 @@ static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
                     ((A *)read->weights)[(i * read->tokens + token) * heads + head] = row[i];
                 }
                 if (read->out) {
-                    FN(mix_one)(source, read->sources + (read->carry_value != NULL), row, read->out[0],
+                    FN(mix_one)(source, read->sources, row, read->carry_value, read->out[0],
                                 token * width + head * slice, slice);
                 }
             }
@@ -89,15 +89,11 @@ static void FN(attend_one)(void *work, int64_t begin, int64_t end, int part) {
     }
 }
 
-NOINLINE void FN(scale_row)(T *out, const A *row, A weight, int64_t width) {
-    int64_t d = 0;
-    for (; d + LANES <= width; d += LANES) {
-        FN(store)(out + d, weight * FN(load_wide)(row + d));
-    }
-    if (d < width) {
-        FN(store_part)(out + d, weight * FN(load_wide_part)(row + d, width - d), width - d);
-    }
+#ifndef USE_BFLOAT16
+NOINLINE void FN(scale_row)(A *out, const A *row, A weight, int64_t width) {
+    SWEEP(width, FN(store_some_wide)(out + d, weight * FN(load_some_wide)(row + d, n), n););
 }
+#endif
 
 static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;
@@ -163,7 +159,7 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
                 memcpy(row, logits + place, (size_t)sources * sizeof(A));
                 FN(routed)(read, row, 0, token, head);
                 if (read->carry_value) {
-                    FN(dot_and_square)((const T *)read->carry_value + at, g, slice, &carried);
+                    SHARED(dot_and_square)((const A *)read->carry_value + at, g, slice, &carried);
                     carried *= row[sources];
                 }
                 const A carry = FN(route_gradient)(read, row, logits + place, dot, inverse + t * stride,
@@ -171,7 +167,7 @@ static void FN(attend_one_gradient)(void *work, int64_t begin, int64_t end, int 
                 totals[width] += carry;
                 if (read->carry_value) {
                     ((A *)read->carry_logit_gradient)[token * heads + head] = carry;
-                    FN(scale_row)((T *)read->carry_gradient + at, g, row[sources], slice);
+                    SHARED(scale_row)((A *)read->carry_gradient + at, g, row[sources], slice);
                 }
             }
         }

@@ -98,7 +98,7 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
             most[t] = carry ? carry[read->carry_steps ? start + t : 0] : -INFINITY;
             total[t] = carry != NULL;
             if (read->carry_value) {
-                FN(copy_wide)(sums + t * width, (const T *)read->carry_value + (start + t) * width, width);
+                memcpy(sums + t * width, (const A *)read->carry_value + (start + t) * width, (size_t)width * sizeof(A));
             }
         }
         for (int64_t i = 0; i < sources; i += 4) {
@@ -200,8 +200,8 @@ static void FN(attend_stream_gradient)(void *work, int64_t begin, int64_t end, i
             if (read->carry_steps) {
                 const A slope = scale * (mean[t] - explained[t] - share * mean[t]);
                 ((A *)read->carry_logit_gradient)[first + t] = slope;
-                FN(scale_row)((T *)read->carry_gradient + (first + t) * width, out_gradient + t * width,
-                              scale * share, width);
+                SHARED(scale_row)((A *)read->carry_gradient + (first + t) * width, out_gradient + t * width,
+                                  scale * share, width);
             } else {
                 totals[width] -= scale * share * mean[t];
             }

@@ -3,12 +3,7 @@
  * All of it is in the accumulation type, over copies that lie in order, one row `length` numbers after the other;
  * bfloat16 takes the functions of float32. Behind a row are numbers that may be read, up to `length`.
  */
-#undef SHARED
-#ifdef USE_BFLOAT16
-#define SHARED(name) JOIN(name, f32, ISA)
-#else
-#define SHARED(name) FN(name)
-
+#ifndef USE_BFLOAT16
 /* Rows of a tile of dots, two vectors wide, and vectors of a tile of sums, four rows high: with what they are made
  * from, they fill the registers. */
 #undef DOT_ROWS

@@ -36,6 +36,9 @@ int residua_shortconv(int type, int threads, const void *x, const void *tail, co
                       int64_t sequences, int64_t tokens, int64_t taps_count, int64_t width);
 int residua_sinkhorn(int type, int threads, const void *logits, void *out, int64_t matrices, int64_t size,
                      int64_t iterations);
+int residua_token_attend(int type, int threads, const void *q, const void *k, const void *v, const void *cosine,
+                         const void *sine, void *out, int64_t sequences, int64_t tokens, int64_t heads, int64_t shared,
+                         int64_t width, int64_t causal);
 }
 
 namespace {
@@ -185,6 +188,20 @@ Tensor sinkhorn(Tensor logits, int64_t iterations) {
     return out;
 }
 
+/* An empty cosine and sine are none. */
+Tensor token_attend(Tensor q, Tensor k, Tensor v, Tensor cosine, Tensor sine, int64_t width, bool causal) {
+    q = dense(q), k = dense(k), v = dense(v), cosine = dense(cosine), sine = dense(sine);
+    Tensor out = torch::stable::new_empty(q, shape(q, 0, q.dim()));
+    if (out.numel()) {
+        const bool turned = cosine.numel() > 0;
+        check(residua_token_attend(type_of(q), threads(q.numel() * q.size(1)), q.const_data_ptr(), k.const_data_ptr(),
+                                   v.const_data_ptr(), turned ? cosine.const_data_ptr() : nullptr,
+                                   turned ? sine.const_data_ptr() : nullptr, out.mutable_data_ptr(), q.size(0),
+                                   q.size(1), q.size(2) / width, k.size(2) / width, width, causal));
+    }
+    return out;
+}
+
 } // namespace
 
 /* As the Python side declares them; tests/native/test_operators.py compares. */
@@ -196,6 +213,8 @@ STABLE_TORCH_LIBRARY(residua, library) {
     library.def("remix(Tensor weights, Tensor H) -> Tensor");
     library.def("shortconv(Tensor x, Tensor tail, Tensor taps) -> Tensor");
     library.def("sinkhorn(Tensor logits, int iterations) -> Tensor");
+    library.def("token_attend(Tensor q, Tensor k, Tensor v, Tensor cosine, Tensor sine, int width, bool causal) "
+                "-> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(residua, CPU, library) {
@@ -205,4 +224,5 @@ STABLE_TORCH_LIBRARY_IMPL(residua, CPU, library) {
     library.impl("remix", TORCH_BOX(&remix));
     library.impl("shortconv", TORCH_BOX(&shortconv));
     library.impl("sinkhorn", TORCH_BOX(&sinkhorn));
+    library.impl("token_attend", TORCH_BOX(&token_attend));
 }

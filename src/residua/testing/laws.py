@@ -348,10 +348,16 @@ def law_bfloat16(case: Case) -> None:
         assert gradient.isfinite().all(), f"gradient of {name} is not finite in bfloat16"
 
 
+def _in_graphs(entry: str) -> bool:
+    """Whether an entry point of the native library is that of an operator of compiled code."""
+    op = entry.removeprefix("residua_").removesuffix("_backward").removesuffix("_gradient")
+    return hasattr(torch.ops.residua, op)
+
+
 @law
 def law_one_graph(case: Case) -> None:
     """torch.compile sees the whole model as one graph with no break, forward and backward, with equal results; the
-    graph calls the kernels that eager code calls."""
+    graph calls the kernels that eager code calls, but for those that a compiler is to fuse itself."""
     import torch._dynamo
 
     # float64: in float32 an ill-conditioned gradient (MUDD's W1 and W2) is 0.5 to 2.5 % off whichever form of an op
@@ -364,8 +370,7 @@ def law_one_graph(case: Case) -> None:
     assert_close(compiled(ids()), model(ids()), "compiled logits")
     with counted() as graph:
         found = _gradients(compiled, ids())
-    for calls in (graph, eager):  # a question, which eager code does not ask of a read that it does not keep
-        calls.pop("residua_attend_is_large", None)
-    assert graph == eager, f"kernels called {dict(graph)}, in eager code {dict(eager)}"
+    called, expected = ({name: count for name, count in calls.items() if _in_graphs(name)} for calls in (graph, eager))
+    assert called == expected, f"kernels called {called}, in eager code {expected}"
     _assert_same({name.removeprefix("_orig_mod."): gradient for name, gradient in found.items()}, plain)
     torch._dynamo.reset()

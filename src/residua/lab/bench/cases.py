@@ -11,6 +11,7 @@ from torch import Tensor
 
 from residua import ops
 from residua.lab.bench import forms
+from residua.lab.bench.device import current
 from residua.lab.bench.timing import Form
 
 OURS, PUBLIC, PLAIN, COMPILED = "residua", "public", "pytorch", "compiled"
@@ -50,7 +51,7 @@ class OpCase:
         """Forward and backward, the gradient of every input."""
         slope = torch.randn(
             self.forms[form]().shape, generator=torch.Generator().manual_seed(5), dtype=torch.float32
-        ).to(self.inputs[form][0].dtype)
+        ).to(self.inputs[form][0])
         return lambda: torch.autograd.grad(self.forms[form](), self.inputs[form], slope)
 
 
@@ -62,7 +63,7 @@ class Shapes:
 
     def normal(self, *size: int, scale: float = 1.0) -> Tensor:
         drawn = scale * torch.randn(size, generator=self.generator)
-        return drawn.to(self.dtype).requires_grad_()
+        return drawn.to(current(), self.dtype).requires_grad_()
 
 
 def _rows(tokens: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import torch
 
 from residua import ops
 from residua.lab.bench import forms
+from residua.lab.bench.device import current
 from residua.lab.bench.timing import STANDARD, Form, Measured, interleave
 from residua.model import Cache, ModelConfig, Transformer
 
@@ -27,15 +28,15 @@ def measure(
         "ring": _ring(contexts, seconds / 4),
         "model": _models(designs, depth, width, seconds / 2),
     }
-    if importlib.util.find_spec("transformers") is not None:
+    if importlib.util.find_spec("transformers") is not None and current().type == "cpu":
         found["converted"] = _converted(designs, depth, width, 2 * seconds)  # its bar is a few percent: many rounds
     return found
 
 
 def _read(n: int, width: int, seconds: float) -> Measured:
     generator = torch.Generator().manual_seed(0)
-    sources = tuple(torch.randn(1, 1, width, generator=generator) for _ in range(n))
-    query = 0.1 * torch.randn(width, generator=generator)
+    sources = tuple(torch.randn(1, 1, width, generator=generator).to(current()) for _ in range(n))
+    query = 0.1 * torch.randn(width, generator=generator).to(current())
     timed = {
         "residua": lambda: ops.attend(query, sources, eps=forms.EPS),
         "public": lambda: forms.public_read(query, sources),
@@ -52,7 +53,7 @@ def _read(n: int, width: int, seconds: float) -> Measured:
 def _ring(contexts: Sequence[int], seconds: float) -> Measured:
     """A model of windows alone: a step must cost the same however many tokens lie behind."""
     config = ModelConfig(vocab=64, width=256, depth=2, heads=4, layout="swa:window=128,mlp")
-    model = Transformer(config).eval()
+    model = Transformer(config).eval().to(current())
     timed = {str(length): _inference(_token(model, length)) for length in contexts}
     first, *rest = timed
     timing = interleave(timed, controlled=first, seconds=seconds)
@@ -65,10 +66,11 @@ def _ring(contexts: Sequence[int], seconds: float) -> Measured:
 
 def _models(designs: Sequence[str], depth: int, width: int, seconds: float, context: int = 128) -> Measured:
     shape: Measured = {"vocab": VOCABULARY, "width": width, "depth": depth, "heads": max(1, width // 64)}
-    weights = Transformer(ModelConfig(**shape)).state_dict()
+    weights = Transformer(ModelConfig(**shape)).to(current()).state_dict()
     timed = {}
     for name in dict.fromkeys((STANDARD, *designs)):
-        timed[name] = _token(_sharing(weights, Transformer(ModelConfig(**shape, design=name))), context)
+        model = Transformer(ModelConfig(**shape, design=name)).to(current())
+        timed[name] = _token(_sharing(weights, model), context)
     return {**shape, "context": context, **_over(STANDARD, timed, seconds)}
 
 
@@ -116,7 +118,7 @@ def _over(first: str, timed: dict[str, Form], seconds: float) -> Measured:
 
 def _token(model: Transformer, context: int, chunk: int = 1024) -> Form:
     """One more token after `context` of them. The cache grows by those that are timed: some hundreds."""
-    cache, ids = Cache(), torch.zeros(1, context, dtype=torch.long)
+    cache, ids = Cache(), torch.zeros(1, context, dtype=torch.long, device=current())
     with torch.inference_mode():
         for part in ids.split(chunk, 1):
             model(part, cache=cache)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from residua.lab.bench import stack
+from residua.lab.bench.device import current
 from residua.lab.bench.timing import STANDARD, Form, Measured, Ratio, interleave
 from residua.model import ModelConfig, Transformer
 
@@ -18,8 +19,8 @@ RESOLUTION = 0.02
 def step(design: str, depth: int, width: int, rows: int, tokens: int, **settings: Any) -> Form:
     """Forward and backward of a language model's loss, no optimizer."""
     config = ModelConfig(vocab=1024, width=width, depth=depth, heads=max(1, width // 64), design=design, **settings)
-    model = Transformer(config)
-    ids = torch.randint(config.vocab, (rows, tokens + 1), generator=torch.Generator().manual_seed(0))
+    model = Transformer(config).to(current())
+    ids = torch.randint(config.vocab, (rows, tokens + 1), generator=torch.Generator().manual_seed(0)).to(current())
 
     def run() -> None:
         model.zero_grad(set_to_none=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC, OpCase
+from residua.lab.bench.device import current
 from residua.lab.bench.timing import Form, Measured, Timing, exponent, interleave
 from residua.testing import error
 
@@ -48,7 +49,7 @@ def growth(rows: Sequence[Measured], over: str) -> dict[str, float] | None:
 
 def _run(case: OpCase, how: Callable[[str], Form], seconds: float) -> Timing:
     # a sum over as many bytes as the forward reads: the fastest this core gets data at that moment
-    read = torch.ones(_read_bytes(case) // 4).sum
+    read = torch.ones(_read_bytes(case) // 4, device=current()).sum
     return interleave({form: how(form) for form in case.forms} | {READ: read}, controlled=OURS, seconds=seconds)
 
 

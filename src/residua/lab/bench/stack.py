@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from residua.lab.bench.device import current
 from residua.lab.bench.forms import public_read
 from residua.lab.bench.timing import Form, exponent, interleave
 from residua.plan import Plan, parse_layout
@@ -21,7 +22,7 @@ from residua.runner import walk
 
 def trivial_sublayers(depth: int, width: int) -> Tensor:
     """A gain per channel and sublayer: the cheapest sublayer whose outputs are not all multiples of its input."""
-    return 0.5 * torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(3))
+    return 0.5 * torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(3)).to(current())
 
 
 def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -> Form:
@@ -34,6 +35,7 @@ def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -
     with torch.no_grad():
         for parameter in stream.parameters():
             parameter.add_(moved * torch.randn(parameter.shape, generator=generator))
+    stream.to(current())
     x, slope = _input(width, tokens)
     inputs, gains = [x, *stream.parameters()], trivial_sublayers(depth, width)
 
@@ -48,7 +50,8 @@ def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -
 def public(depth: int, width: int, tokens: int, block: int = 1, scale: float = 0.1) -> Form:
     """The same for delta attention residuals as public code writes them: a list, stacked at every read."""
     x, slope = _input(width, tokens)
-    queries = (scale * torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(2))).requires_grad_()
+    drawn = torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(2))
+    queries = (scale * drawn).to(current()).requires_grad_()
     gains = trivial_sublayers(depth, width)
 
     def run() -> Any:
@@ -109,5 +112,5 @@ def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 def _input(width: int, tokens: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, slope = torch.randn(2, 1, tokens, width, generator=generator)
+    x, slope = torch.randn(2, 1, tokens, width, generator=generator).to(current())
     return x.requires_grad_(), slope

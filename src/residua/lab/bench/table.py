@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC
 from residua.lab.bench.timing import Measured, Ratio
@@ -155,7 +155,7 @@ def _decode(measured: Measured) -> Sheet:
             over = f"{found['value']:.2f} of {first} (A/A {100 * found['control']:.0f} %)" if found else ""
             label = "the Llama itself" if name == "base" else f"{name}{of}"
             rows.append([f"{label}, {model['depth']} x {model['width']}", f"{took:.0f}", over])
-    notes = [] if "converted" in measured else ["Converted models were not timed: residua[hf] is not installed."]
+    notes = [] if "converted" in measured else ["Converted models were not timed: no residua[hf], or on a GPU."]
     return Sheet("Decoding one token, batch 1", ["what", "microseconds", ""], rows, notes)
 
 
@@ -206,7 +206,45 @@ def _compiled(measured: Measured) -> Sheet:
     return Sheet(title, ["design", "eager ms", "compiled", "fused", "95 % interval", "A/A", "kernels"], rows, notes)
 
 
-_MAKERS: dict[str, Callable[[Measured], Sheet]] = {
+def _kernels(measured: Measured) -> Sheet:
+    """Of every kernel the worst of its types and widths."""
+    worst: dict[tuple[str, str], list[Measured]] = {}
+    for row in measured["rows"]:
+        worst.setdefault((row["case"], row["kernel"].strip("_").removesuffix("_kernel")), []).append(row)
+    targets = list(measured["rows"][0]["targets"])
+    rows = []
+    for (case, kernel), found in worst.items():
+        cells = [[row["targets"][target] for row in found] for target in targets]
+        taken = [(max(one["registers"] for one in cell), max(one["shared"] for one in cell)) for cell in cells]
+        spills = max(one["spills"] for cell in cells for one in cell)
+        rows.append(
+            [case, kernel, *(f"{registers}, {shared / 1024:.0f} KiB" for registers, shared in taken), f"{spills}"]
+        )
+    widths = ", ".join(dict.fromkeys(f"{row['dtype']} {row['width']}" for row in measured["rows"]))
+    note = f"Compiled by Triton {measured['triton']}; the worst of {widths}. spills: bytes a thread."
+    return Sheet("Registers a thread and shared memory a program", ["op", "kernel", *targets, "spills"], rows, [note])
+
+
+def _check(measured: list[Measured]) -> Sheet:
+    rows = [
+        [row["case"], row["dtype"], row["shape"],
+         *("-" if row[key] is None else f"{row[key]:.1e}" for key in ("output", "gradient")), row["reason"] or "right"]
+        for row in measured
+    ]  # fmt: skip
+    columns = ["kernel", "type", "tokens x width x n", "output", "gradient", ""]
+    return Sheet("Every kernel against float64: relative errors", columns, rows, [])
+
+
+def _read(measured: Measured) -> Sheet:
+    rows = [["residua", f"{measured['microseconds']:.0f}", f"{100 * measured['share']:.0f} %"]]
+    rows += [[f"{name}, as reported", f"{took}", "-"] for name, took in measured["public"].items()]
+    title = f"One read, forward: {measured['n']} sources of {measured['tokens']} x {measured['width']}, bfloat16"
+    note = f"{measured['bytes'] / 1e9:.2f} GB; A/A {100 * measured['control']:.0f} %. Reported numbers are of an H100."
+    return Sheet(title, ["", "microseconds", "of a plain sum"], rows, [note])
+
+
+_MAKERS: dict[str, Callable[[Any], Sheet]] = {
+    "check": _check, "read": _read, "kernels": _kernels,
     "ops": _ops, "stack": _stack, "profile": _profile, "model": _model, "memory": _memory, "decode": _decode,
     "plain": _plain, "compiled": _compiled,
 }  # fmt: skip

@@ -8,11 +8,11 @@ ratio of 1 strays here and now. What lies within that is not resolved, and no nu
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import linear_regression, median
 
+from residua.lab.bench.device import now
 from residua.lab.common.files import Values
 
 Form = Callable[[], object]
@@ -61,7 +61,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of processor time, per form and round."""
+    """Seconds, per form and round: of the processor, or of a GPU."""
 
     seconds: Mapping[str, Sequence[float]]
 
@@ -115,10 +115,10 @@ def _repeats(form: Form, enough: float = 2e-3) -> int:
 
 
 def _sample(form: Form, repeats: int) -> float:
-    start = time.process_time()
+    start = now()
     for _ in range(repeats):
         form()
-    return (time.process_time() - start) / repeats
+    return (now() - start) / repeats
 
 
 def _median_interval(values: Sequence[float]) -> tuple[float, float, float]:

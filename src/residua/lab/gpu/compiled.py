@@ -65,7 +65,7 @@ class Usage(NamedTuple):
     registers: int
     """A thread."""
     spills: int
-    """What does not fit the registers: bytes on NVIDIA's, registers on AMD's."""
+    """Bytes a thread that do not fit its registers."""
     shared: int
     """Bytes a program."""
     widest: int
@@ -169,7 +169,8 @@ def _amd(code: Any, arch: str) -> tuple[int, int, int]:
 
     loads = re.findall(r"(?:global|buffer)_load_dword(?:x(\d))?\b", text)
     widest = max((4 * int(many or 1) for many in loads), default=0)
-    return number("vgpr_count"), number("vgpr_spill_count") + number("sgpr_spill_count"), widest
+    # a scalar register that is put into a lane of a vector register stays a register
+    return number("vgpr_count"), number("private_segment_fixed_size"), widest
 
 
 def compiled(case: KernelCase, dtype: torch.dtype, width: int, target: Target) -> list[Usage]:

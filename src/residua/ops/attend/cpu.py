@@ -11,6 +11,7 @@ remembered between calls.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,8 @@ from residua.ops.attend import groups, native, operator, reference
 from residua.ops.attend.native import Carry, ReadOptions
 from residua.ops.norm import accumulator
 
-CARRIED = (torch.float32, torch.float64)
-"""Types of sources whose reads can be carried: a bfloat16 read would be rounded once more on its way, and its log-sum
-would be a float32 tensor in a bfloat16 stream."""
+CARRIED = (torch.float32, torch.float64, torch.bfloat16)
+"""Types of sources whose reads can be carried, which they are in the accumulation type."""
 
 
 @kernel("attend", "cpu", "cpu")
@@ -89,8 +89,6 @@ def ahead(
     native.serves(queries, sources, None, heads, len(queries))
     if not 2 <= len(queries) <= native.MOST_QUERIES:
         raise Unsupported(f"{len(queries)} queries at once; 2 to {native.MOST_QUERIES} can share a pass")
-    if sources[0].dtype not in CARRIED:
-        raise Unsupported(f"{sources[0].dtype} reads cannot be carried: they would be rounded twice")
     if guard.watched():
         return operator.ahead(queries, sources, nulls, eps, heads), sources
     found = _Ahead.apply(ReadOptions(eps, heads), queries, nulls, *sources)
@@ -101,10 +99,11 @@ def ahead(
 def merge(
     carry: Carry, query: Tensor, sources: tuple[Tensor, ...], *, eps: float, heads: int = 1, scale: float = 1
 ) -> Tensor:
-    """`scale` times the read over the carry's sources and these together."""
+    """`scale` times the read over the carry's sources and these together; of none, in the type of the carry."""
     if not sources:
         return carry.value if scale == 1 else carry.value * scale
-    native.serves(query, (carry.value, *sources), None, heads)
+    native.serves(query, sources, None, heads)
+    native.carries(carry, sources[0], heads)
     if guard.watched():
         return operator.merge(carry, query, sources, eps, heads, scale)
     return _Merge.apply(ReadOptions(eps, heads, scale), query, carry.value, carry.lse, *sources)
@@ -154,8 +153,9 @@ class _Ahead(torch.autograd.Function):
         ctx: Any, how: ReadOptions, queries: Tensor, nulls: Tensor | None, *sources: Tensor
     ) -> tuple[Tensor, ...]:
         like = sources[0]
-        reads = tuple(torch.empty_like(like, memory_format=torch.contiguous_format) for _ in queries)
-        sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
+        wide = accumulator(like.dtype)
+        reads = tuple(torch.empty(like.shape, dtype=wide) for _ in queries)
+        sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=wide)
         native.forward(
             how, native.wide(queries, like), native.dense(sources), reads, null=native.null_of(nulls, like), lse=sums
         )
@@ -170,7 +170,8 @@ class _Ahead(torch.autograd.Function):
         how, count, wanted, like = ctx.how, len(queries), ctx.needs_input_grad, sources[0]
         if torch.is_grad_enabled():
             return None, *groups.ahead_gradients(how, queries, nulls, sources, gradients, wanted[1:])
-        reads = [torch.zeros_like(like) if one is None else one for one in gradients[:count]]
+        zeros = partial(torch.zeros, like.shape, dtype=accumulator(like.dtype))
+        reads = [zeros() if one is None else one for one in gradients[:count]]
         sums, later = gradients[count], gradients[count + 1 :]
         of_queries, of_nulls, made, _ = native.backward(
             how,
@@ -196,7 +197,7 @@ class _Merge(torch.autograd.Function):
         was = native.read(how, query, sources, None, Carry(*native.dense([value, lse])))
         ctx.how = how
         # in one pass the carried value is found as what the sources do not explain of the read, and need not be kept
-        kept = (None, *was) if how.one_pass(value.dtype) and not native.large(query, was) else (value, None, None)
+        kept = (None, *was) if how.one_pass(sources[0].dtype) and not native.large(query, was) else (value, None, None)
         ctx.save_for_backward(query, lse, *kept, *sources)
         return was.value
 

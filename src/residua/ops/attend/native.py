@@ -42,6 +42,7 @@ class Carry(NamedTuple):
     """A read over other sources: one more entry of the softmax."""
 
     value: Tensor
+    """In the accumulation type: what is carried is rounded once, when the read is complete."""
     lse: Tensor
     """The log of the sum of its softmax, [... heads] in the accumulation type."""
 
@@ -63,6 +64,14 @@ def serves(query: Tensor, sources: Sequence[Tensor], null: Tensor | None, heads:
         raise Unsupported(f"a query of shape {tuple(query.shape)}, {heads} heads, and sources of {tuple(shape)}")
     if null is not None and null.numel() != 1:
         raise Unsupported(f"a null of shape {tuple(null.shape)}")
+
+
+def carries(carry: Carry, source: Tensor, heads: int) -> None:
+    """Raise `Unsupported` for a carry that is not one of reads of such a source."""
+    value, lse, kind = *carry, accumulator(source.dtype)
+    fits = value.shape == source.shape and lse.shape == (*source.shape[:-1], heads) and value.is_cpu and lse.is_cpu
+    if not fits or value.dtype is not kind or lse.dtype is not kind:
+        raise Unsupported(f"a carry of {value.dtype} {tuple(value.shape)} for a source of {tuple(source.shape)}")
 
 
 def wide(tensor: Tensor, like: Tensor) -> Tensor:
@@ -93,14 +102,14 @@ def forward(
 ) -> None:
     """Fill `out`, one read a query, and `lse` [k ... heads] and `weights` [n ... heads] where they are given.
 
+    out:     of the accumulation type where there are several queries: such reads are carried.
     queries: [k d] (or [d]) and null: [k], from `wide`; every other tensor from `dense` or new.
     """
     value, logit = (None, null) if carry is None else carry
-    rows = sources if value is None else (*sources, value)
     run = entry("residua_attend", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, c_void_p, c_void_p, c_void_p)
     check(
         run(
-            *_shape(how, queries, rows[0], len(sources)), pointers(rows), queries.data_ptr(),
+            *_shape(how, queries, sources), pointers(sources), queries.data_ptr(),
             how.eps, how.scale, how.centered, address(logit), carry is not None, address(value),
             None if out is None else pointers(out), address(lse), address(weights),
         )
@@ -123,16 +132,17 @@ def backward(
     """Gradients of the queries [k d] and nulls [k] in float64, of each wanted source, and of the carry.
 
     gradients: those of the reads; lse: those of the log-sums; before: what is added to each source's gradient, or None.
+    carry:     where `was` is given, its value may be anything like it.
     was:       the read and its log-sum, where `how.one_pass`; the carry's value is then not looked at.
     """
     value, logit = (None, null) if carry is None else carry
     made = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
-    into = None if carry is None else Carry(torch.empty_like(gradients[0]), torch.empty_like(carry.lse))
+    into = None if carry is None else Carry(torch.empty_like(carry.value), torch.empty_like(carry.lse))
     totals = torch.empty(len(gradients), queries.shape[-1] + 1, dtype=torch.float64)
     run = entry("residua_attend_gradient", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, *(c_void_p,) * 9)
     check(
         run(
-            *_shape(how, queries, gradients[0], len(sources)), pointers(sources), queries.data_ptr(),
+            *_shape(how, queries, sources), pointers(sources), queries.data_ptr(),
             how.eps, how.scale, how.centered, address(logit), carry is not None, address(value),
             *((None, None) if was is None else (was.value.data_ptr(), was.lse.data_ptr())),
             pointers(gradients), address(lse), None if before is None else pointers(before), pointers(made),
@@ -190,7 +200,7 @@ def gradients(
     return queries[0].to(query.dtype), None if null is None else nulls.reshape(null.shape).to(null.dtype), made
 
 
-def _shape(how: ReadOptions, queries: Tensor, like: Tensor, sources: int) -> tuple[int, ...]:
-    width, numbers = queries.shape[-1], like.numel()
+def _shape(how: ReadOptions, queries: Tensor, sources: Sequence[Tensor]) -> tuple[int, ...]:
+    width, numbers, type = queries.shape[-1], sources[0].numel(), TYPES[sources[0].dtype]
     count = queries.numel() // width
-    return TYPES[like.dtype], threads(numbers * sources * count), numbers // width, width, how.heads, sources, count
+    return type, threads(numbers * len(sources) * count), numbers // width, width, how.heads, len(sources), count

@@ -49,6 +49,11 @@ def _sums(like: Tensor, heads: int) -> Tensor:
     return like.new_empty((*like.shape[:-1], heads), dtype=accumulator(like.dtype))
 
 
+def _carried(like: Tensor) -> Tensor:
+    """Room for a read that is carried."""
+    return like.new_empty(like.shape, dtype=accumulator(like.dtype))
+
+
 def _alone(total: Tensor, dtype: torch.dtype) -> Tensor:
     """A part of a buffer as a result of its own: those of an operator must not share one."""
     return total.to(dtype, copy=True, memory_format=torch.contiguous_format)
@@ -141,7 +146,7 @@ def _ahead(
     """The reads and their log-sums."""
     like = sources[0]
     native.serves(queries, sources, None, heads, len(queries))
-    reads = [like.new_empty(like.shape) for _ in range(len(queries))]
+    reads = [_carried(like) for _ in range(len(queries))]
     sums = _sums(like, heads).new_empty((len(queries), *like.shape[:-1], heads))
     native.forward(
         ReadOptions(eps, heads), native.wide(queries, like), native.dense(sources), reads,
@@ -179,7 +184,7 @@ def _ahead_gradient(
 @_ahead.register_fake
 def _(queries: Tensor, sources: list[Tensor], nulls: Tensor | None, eps: float, heads: int) -> Any:
     count = range(len(queries))
-    return [sources[0].new_empty(sources[0].shape) for _ in count], [_sums(sources[0], heads) for _ in count]
+    return [_carried(sources[0]) for _ in count], [_sums(sources[0], heads) for _ in count]
 
 
 @_ahead_gradient.register_fake
@@ -227,8 +232,9 @@ _ahead.register_autograd(_ahead_backward, setup_context=_keep_ahead)
 def _merge(
     query: Tensor, value: Tensor, lse: Tensor, sources: list[Tensor], eps: float, heads: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    native.serves(query, (value, *sources), None, heads)
+    native.serves(query, sources, None, heads)
     carry = Carry(*native.dense([value, lse]))
+    native.carries(carry, sources[0], heads)
     read = native.read(ReadOptions(eps, heads, scale), query, sources, None, carry)
     return read.value, read.lse
 
@@ -263,8 +269,8 @@ def _merge_gradient(
 
 
 @_merge.register_fake
-def _(query: Tensor, value: Tensor, lse: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return value.new_empty(value.shape), lse.new_empty(lse.shape)
+def _(query: Tensor, value: Tensor, lse: Tensor, sources: list[Tensor], *rest: Any) -> tuple[Tensor, Tensor]:
+    return sources[0].new_empty(sources[0].shape), lse.new_empty(lse.shape)
 
 
 @_merge_gradient.register_fake

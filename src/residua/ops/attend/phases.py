@@ -39,7 +39,7 @@ def groupable(source: Tensor) -> bool:
 
 
 def carries(source: Tensor) -> bool:
-    """Whether reads of such sources can be carried: kernels in C carry them in the sources' own type."""
+    """Whether reads of such sources can be carried, which they are in the accumulation type."""
     name, _ = registered("attend_ahead", source.device.type) or (None, None)
     return name != "cpu" or source.dtype in cpu.CARRIED
 

@@ -194,7 +194,8 @@ def _attend_backward(
     like, width = sources[0], sources[0].shape[-1]
     tokens = like.numel() // width
     settings = settings_of(like, eps, heads) | {"NULL": null is not None, "TOTAL": total, "CENTERED": centered}
-    settings["warps"] = min(16, 2 * settings["warps"])  # it holds three rows where the forward holds two
+    if heads > 1 or centered:  # more numbers a row, which more threads must hold
+        settings["warps"] = min(16, 2 * settings["warps"])
     grid = min(host.programs(like), triton.cdiv(tokens, settings["BT"]))
     gradients = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
     dquery = torch.empty(grid, width, dtype=sums.dtype, device=like.device)

@@ -60,6 +60,7 @@ def _group(
     like, width, count = sources[0], sources[0].shape[-1], len(queries)
     wide = norm.accumulator(like.dtype)
     settings = _settings(ReadOptions(eps, heads), queries, like, nulls)
+    settings["warps"] = min(16, 2 * settings["warps"])
     reads = like.new_empty((count, *like.shape), dtype=dtype)
     sums = like.new_empty((count, *like.shape[:-1], heads, 2), dtype=wide)
     lse = like.new_empty((count, *like.shape[:-1], heads), dtype=wide)

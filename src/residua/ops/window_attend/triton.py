@@ -84,7 +84,7 @@ def _window_attend(
     out, lse = _dense_like(q), _sums_like(q)
     host.launch(
         device.forward_kernel, (places[2].shape[1] * q.shape[0] * q.shape[1],), q,
-        *inputs, out, lse, *places, *sizes, num_stages=2, **settings,
+        *inputs, out, lse, *places, *sizes, num_stages=1 if q.dtype == torch.float64 else 2, **settings,
     )  # fmt: skip
     return out, lse
 
