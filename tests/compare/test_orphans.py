@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,11 @@ def test_runs_save_and_end_with_the_command(tmp_path, number):
             (worker,) = children(process.pid)
             process.send_signal(number)
             process.wait(120)
-            assert until(lambda: not runs(worker)), "the run goes on without the command"
+            try:
+                assert until(lambda: not runs(worker)), "the run goes on without the command"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(int(worker), signal.SIGKILL)  # where the test fails, it would go on for hours
         finally:
             process.kill()
     assert checkpoints.steps(run / "checkpoints"), "nothing was saved"

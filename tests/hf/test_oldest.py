@@ -16,11 +16,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+import residua
 from residua.hf.anatomy import ANATOMY
 from tests.conftest import OLDEST
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+CODE = Path(residua.__file__).parents[1]
 
 ARCHITECTURES = ("llama", "qwen3", "gpt2")
 FILES = ("test_contract", "test_citizenship", "test_storage", "test_registration")
@@ -51,11 +53,12 @@ def test_oldest_release_passes(tmp_path):
     done = subprocess.run(
         [
             sys.executable, "-c", RUN, "-q", "-p", "no:xdist", "-p", "no:cacheprovider",
-            "--junitxml", str(tmp_path / "ran.xml"), "-k", f"not ({others})",
+            "--basetemp", str(tmp_path / "inner"), "--junitxml", str(tmp_path / "ran.xml"), "-k", f"not ({others})",
             *(part for name in LEFT_OUT for part in ("--deselect", f"tests/hf/{name}")),
             *(str(HERE / f"{name}.py") for name in FILES),
         ],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(OLDEST)}, capture_output=True, text=True,
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join([str(OLDEST), str(CODE)])}, capture_output=True,
+        text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     version, place = done.stdout.splitlines()[-1].split(" ", 1)
