@@ -7,7 +7,7 @@ that were there afterwards. `program` writes C that makes the same calls and jud
       int64 function, arguments
         int64 kind, and then: 0 int64; 1 double; 2 int64, a buffer, or -1 for NULL; 3 int64 count and as many buffers
       int64 buffers
-        int64 type (0 float32, 1 float64, 2 bfloat16), bytes; before; after
+        int64 type (0 float32, 1 float64, 2 bfloat16, 3 int64), bytes; before; after
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from torch import Tensor
 from residua.native import library
 from residua.native.library import TYPES
 
+HELD = TYPES | {torch.int64: 3}
+"""What memory may hold: also the targets of a loss."""
 C_TYPES = {
     ctypes.c_int: "int", ctypes.c_int64: "int64_t", ctypes.c_double: "double", ctypes.c_void_p: "void *",
 }  # fmt: skip
@@ -71,7 +73,7 @@ def recorded() -> Iterator[Recording]:
             place = list(recording.functions).index(name)
             head = struct.pack("<qq", place, len(arguments)) + before + struct.pack("<q", len(memory))
             for buffer, was in zip(memory, then, strict=True):
-                head += struct.pack("<qq", TYPES[buffer.dtype], len(was)) + was + _bytes(buffer)
+                head += struct.pack("<qq", HELD[buffer.dtype], len(was)) + was + _bytes(buffer)
             recording.calls.append(head)
             return answer
 
@@ -183,6 +185,11 @@ static double read_as(int64_t type, const char *from, int64_t i) {
         memcpy(&x, from + 8 * i, 8);
         return x;
     }
+    if (type == 3) {
+        int64_t x;
+        memcpy(&x, from + 8 * i, 8);
+        return (double)x;
+    }
     uint32_t bits = 0;
     if (type == 2) {
         uint16_t half;
@@ -197,7 +204,7 @@ static double read_as(int64_t type, const char *from, int64_t i) {
 }
 
 int main(int count, char **arguments) {
-    static const int64_t size[] = {4, 8, 2};
+    static const int64_t size[] = {4, 8, 2, 8};
     double worst[64] = {0};
     int64_t made[64] = {0};
     int failed = 0;

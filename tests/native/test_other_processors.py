@@ -1,5 +1,6 @@
 """The same C on another processor and from another compiler: calls that were made here are made again there."""
 
+import re
 import shutil
 import subprocess
 
@@ -13,11 +14,12 @@ from tests.native.table import OPS, gradients
 
 pytestmark = pytest.mark.slow
 STRICT = ("-Wall", "-Wextra", "-Wno-psabi", "-Werror")
-CALLED = {
-    "residua_attend", "residua_attend_gradient", "residua_attend_is_large", "residua_delta_write",
-    "residua_delta_write_backward", "residua_mix", "residua_mix_backward", "residua_remix", "residua_remix_backward",
-    "residua_shortconv", "residua_shortconv_backward", "residua_sinkhorn", "residua_sinkhorn_backward",
-}  # fmt: skip
+
+
+def exported():
+    """The kernels that Python calls by name; not what chooses between their variants."""
+    texts = [file.read_text() for file in build.sources() if file.suffix == ".c" and file.name != "dispatch.c"]
+    return set(re.findall(r"^EXPORT int (residua_\w+)\(", "\n".join(texts), re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +33,8 @@ def recording() -> Recording:
             for options in ({}, {"heads": 2}, {"total": True}, {"centered": True}):
                 _read(dtype, 6, 22, **options)
         _group()
-    assert set(found.functions) == CALLED
+    # its addresses lie in a table of its own, which a recording does not follow; its arithmetic is that of groups
+    assert set(found.functions) == exported() - {"residua_attend_together"}
     return found
 
 
@@ -77,7 +80,7 @@ def test_kernels_on_arm_make_the_same_numbers(tmp_path, recording):
     """Compiled for arm64 and run by an emulator of it."""
     found = replay(tmp_path, recording, "aarch64-linux-gnu-gcc", "qemu-aarch64")
     assert found.returncode == 0, found.stdout + found.stderr
-    assert all(f"{name} " in found.stdout for name in CALLED)
+    assert all(f"{name} " in found.stdout for name in recording.functions)
     header = subprocess.run(["file", tmp_path / "replay"], capture_output=True, text=True, check=False).stdout
     assert not header or "aarch64" in header
 
