@@ -27,7 +27,7 @@ fabric.launch()
 with torch.device("meta"):
     network = Transformer(config)
 model = fabric.setup_module(network)
-optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=1e-2))
+optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=2e-3))
 
 data = torch.Generator().manual_seed(0)
 for step in range(5):

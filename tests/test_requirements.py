@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each starts pytest
 TEST = """
 import pytest
-
-pytestmark = pytest.mark.slow  # each starts pytest
 
 @pytest.mark.eval
 def test_harness():

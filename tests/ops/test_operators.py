@@ -8,7 +8,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from residua import ops
 from residua.model import ModelConfig, Transformer, token_loss
 from residua.native import library
-from residua.ops.attend import cpu
 from residua.runner import Execution
 from residua.testing import assert_close
 from tests.native.table import OPS
@@ -148,8 +147,3 @@ def test_compiled_code_without_a_library_takes_the_reference(monkeypatch):
         found = compiled(X)
     torch._dynamo.reset()
     assert_close(found, expected)
-
-
-def test_reads_that_a_group_cannot_serve_are_declined():
-    with pytest.raises(ops.Unsupported, match="rounded twice"):
-        cpu.ahead(draw(2, 4).bfloat16(), tuple(one.bfloat16() for one in sources(2)), eps=1e-6)

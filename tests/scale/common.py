@@ -198,14 +198,20 @@ class Story:
         }
 
 
-def furthest(found: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> tuple[str, float]:
+def furthest(
+    found: Mapping[str, Tensor], right: Mapping[str, Tensor], terms: Mapping[str, float] | None = None
+) -> tuple[str, float]:
     """The tensor with the largest relative error, by its largest entry. Below a millionth of the largest of all, a
-    gradient is the rounding of a sum that is zero."""
+    gradient is the rounding of a sum that is zero.
+
+    terms: the size of what each gradient is the sum of: where that cancels, it is what rounding is relative to.
+    """
     if found.keys() != right.keys():
         return f"names differ: {sorted(found.keys() ^ right.keys())[:3]}", float("inf")
     floor = 1e-6 * max(float(each.abs().max()) for each in right.values())
     gaps = {
-        name: float((found[name] - each).abs().max()) / max(float(each.abs().max()), floor)
+        name: float((found[name] - each).abs().max())
+        / max(float(each.abs().max()), floor, (terms or {}).get(name, 0.0))
         for name, each in right.items()
     }
     worst = max(gaps, key=lambda name: gaps[name])

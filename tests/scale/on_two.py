@@ -161,6 +161,11 @@ def mixed(design: str, wide: bool) -> dict[str, Any]:
 
     one = built(design, torch.float32)
     one.execution = replace(execution, group=0)
+    terms: dict[str, float] = {}
+    for part in pieces(0, ranks):
+        for name, each in first(one, [part]).gradients.items():
+            terms[name] = terms.get(name, 0.0) + float(each.abs().max()) / ranks
+        one.zero_grad()
     right = first(one, list(pieces(0, ranks)))
     net = built(design, torch.float32)
     net.execution = execution
@@ -178,7 +183,7 @@ def mixed(design: str, wide: bool) -> dict[str, Any]:
     down = mine.sublayers[-1].down
     down.register_forward_hook(lambda module, *_: types["matrix"].add(str(module.weight.dtype)))
     story = first(net, [list(pieces(0, ranks))[rank]])
-    where, gap = furthest(story.gradients, right.gradients)
+    where, gap = furthest(story.gradients, right.gradients, terms)
     return {"gradient": gap, "where": where, **{kind: sorted(each) for kind, each in types.items()}}
 
 

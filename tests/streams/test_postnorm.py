@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import residua
-from residua import Plan
+from residua import Plan, ops
 from residua.model import ModelConfig, Transformer
 from residua.ops.window_attend.position import rotate
 from residua.testing import Case, assert_close, ids
@@ -87,7 +87,7 @@ def test_post_is_the_standard_design_with_norm_post(layout):
     plan = Plan.regular(8, 3, layout)
     sublayers = toy_sublayers(plan, generator)
     gains = [1 + 0.3 * torch.randn(8, generator=generator, dtype=torch.float64) for _ in plan.readers]
-    norms = [lambda x, gain=gain: F.rms_norm(x, (8,), gain, 1e-6) for gain in gains]
+    norms = [lambda x, gain=gain: ops.rms_norm(x, 1e-6, gain) for gain in gains]
     x = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
     stream = residua.build("postnorm:form=post,embed=normed", plan).double()
     with torch.no_grad():

@@ -20,7 +20,7 @@ from residua.lab.tasks.experiment import TUNING_SEED, Rows, Solver, TaskRecipe, 
 from residua.lab.tasks.kept import kept_in
 from residua.lab.tasks.task import Batch, Task
 from residua.lab.train import Trainer
-from residua.model import Transformer, token_loss
+from residua.model import Transformer
 
 QUICK = TaskRecipe(steps=6, batch=4, width=16, depth=2, heads=2, every=3, tested=16)
 
@@ -55,7 +55,7 @@ def test_loop_is_the_plain_one_to_the_last_bit():
     for step, line in enumerate((line for line in lines if line["kind"] == "train"), start=1):
         ids, targets, _ = task.batch(4, drawn)
         optimizer.param_groups[0]["lr"] = recipe.lr * min(1.0, step / 3)
-        loss = token_loss(model(ids), targets)
+        loss = model(ids, targets=targets)
         assert loss.item() == line["loss"]
         optimizer.zero_grad()
         loss.backward()

@@ -205,7 +205,8 @@ class Attention(Heads, kind="attn"):
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Float[Tensor, "b t c"]:
         if context.cache is None and context.places is None:
-            return ops.token_attend(q, k, v, context.rotation, width=self.head_width, causal=context.causal)
+            rotation = context.rotation if self.rotary else None
+            return ops.token_attend(q, k, v, rotation, width=self.head_width, causal=context.causal)
         return super().mixed(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:

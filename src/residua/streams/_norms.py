@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F
 
+from residua import ops
 from residua.streams._parts import Part, constant
 
 
@@ -19,4 +19,4 @@ class Gain(Part):
         self.add("gain", (width,), constant(1.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self.gain.to(x.dtype), self.eps).to(x.dtype)
+        return ops.rms_norm(x, self.eps, self.gain.to(x.dtype))

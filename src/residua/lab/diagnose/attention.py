@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from residua.model import Transformer
+from residua.model.sublayers import Heads
 
 MOST_OFFSETS = 16
 """Tokens back that attention is followed to."""
@@ -36,6 +38,7 @@ def attention_by_offset(model: Transformer) -> Iterator[dict[str, list[float]]]:
             return inner(q, k, v, context)
 
         sublayer.attend = attend
+        sublayer.mixed = MethodType(Heads.mixed, sublayer)  # which always asks `attend`, where a kernel may not
 
     for sublayer in watched:
         watch(sublayer)
@@ -43,7 +46,8 @@ def attention_by_offset(model: Transformer) -> Iterator[dict[str, list[float]]]:
         yield found
     finally:
         for sublayer in watched:
-            vars(sublayer).pop("attend", None)
+            for name in ("attend", "mixed"):
+                vars(sublayer).pop(name, None)
 
 
 def by_offset(weights: Float[Tensor, "b head t t"]) -> list[float]:
