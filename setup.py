@@ -86,7 +86,8 @@ class PlatformWheel(bdist_wheel):
             return python, abi, platform
         build = builder()
         made = Path(self.get_finalized_command("build_py").build_lib, *NATIVE.parts[1:], build.SHIPPED)
-        return "py3", "none", build.platform_tag(platform, made.read_bytes())
+        # an editable wheel has no library in it, and stays on the machine that made it
+        return "py3", "none", build.platform_tag(platform, made.read_bytes() if made.exists() else b"")
 
 
 setup(distclass=Kernels, cmdclass={"build_py": BuildWhole, "bdist_wheel": PlatformWheel})
