@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from residua.extras import need
 from residua.lab.common.files import Record, Values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
     from rich.progress import TaskID
 
@@ -108,14 +111,8 @@ def command(
         return
     if timed:
         raise ValueError("--timed goes with --dry-run")
-    try:
-        with _display() as listen:
-            results = compare(
-                chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen
-            )
-    except KeyboardInterrupt:
-        tell("residua: interrupted; every run is saved, and the same command resumes")
-        raise typer.Exit(130) from None
+    with _shown() as listen:
+        results = compare(chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen)
     page = None
     if report:
         from residua.lab.report import write
@@ -130,6 +127,17 @@ def command(
     if page is not None:
         typer.echo(f"report: {page}")
     typer.echo("\n" + "\n".join(lines(verdict(results, out))))
+
+
+@contextmanager
+def _shown() -> Iterator[Listener]:
+    """What the runs tell, on the screen; Ctrl-C ends the command once they are saved."""
+    try:
+        with _display() as listen:
+            yield listen
+    except KeyboardInterrupt:
+        tell("residua: interrupted; every run is saved, and the same command resumes")
+        raise typer.Exit(130) from None
 
 
 def _conversions(
@@ -154,12 +162,8 @@ def _conversions(
         return
     if timed:
         raise ValueError("--timed goes with --dry-run")
-    try:
-        with _display() as listen:
-            results = compare_conversions(plan, out, jobs=jobs, on=on, command=typed(), on_event=listen)
-    except KeyboardInterrupt:
-        tell("residua: interrupted; every run is saved, and the same command resumes")
-        raise typer.Exit(130) from None
+    with _shown() as listen:
+        results = compare_conversions(plan, out, jobs=jobs, on=on, command=typed(), on_event=listen)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return
