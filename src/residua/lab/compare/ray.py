@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from residua.extras import need
-from residua.lab.compare.pool import Pool, Started, environment
+from residua.lab.compare.pool_base import Pool, Started, environment
 from residua.lab.compare.remote import Remote, remote
 from residua.lab.compare.work import Work
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from residua.extras import need
-from residua.lab.compare.pool import Pool, Started, environment
+from residua.lab.compare.pool_base import Pool, Started, environment
 from residua.lab.compare.remote import Preemptible, remote
 from residua.lab.compare.work import Work
 

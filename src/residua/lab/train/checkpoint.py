@@ -101,7 +101,7 @@ def load(path: Path) -> Checkpoint:
     state = read_state(path)
     check_files(path, state, state["sha256"])
     if state["format"] == PIECES:
-        from residua.lab.train.sharded import assembled
+        from residua.lab.train.pieces import assembled
 
         return Checkpoint(state["step"], assembled(path), state["info"])
     tensors = {}

@@ -154,7 +154,7 @@ class Trainer:
 
     def restore_pieces(self, path: Path) -> None:
         """Go on from a checkpoint of which this rank reads its pieces alone."""
-        from residua.lab.train import sharded
+        from residua.lab.train import pieces, sharded
 
         state = checkpoints.read_state(path)
         parameters, held = self.model.state_dict(), self.optimizers.room()
@@ -162,7 +162,7 @@ class Trainer:
         if missing := sorted(parameters.keys() - filled.keys()):
             raise CheckpointError(f"{path}: {missing[0]} is not there; the checkpoint is of another model")
         self.optimizers.load({name: tensor for name, tensor in filled.items() if name in held})
-        self._resume(sharded.random_states_of(path), state["step"], state["info"])
+        self._resume(pieces.random_states_of(path), state["step"], state["info"])
 
     def _resume(self, random: Mapping[str, Tensor], step: int, info: Record) -> None:
         set_random_states(random)

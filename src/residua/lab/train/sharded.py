@@ -21,20 +21,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint import state_dict_loader as loader
 from torch.distributed.checkpoint import state_dict_saver as saver
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from residua.lab.common.files import Record, Values, file_digest, room_for, sync_folder, write_file
 from residua.lab.train import checkpoint as checkpoints
-from residua.lab.train.checkpoint import PARTS, Checkpoint, CheckpointError
+from residua.lab.train.checkpoint import Checkpoint, CheckpointError
+from residua.lab.train.pieces import RNG, read_into, stored
 from residua.lab.train.placement import local
 from residua.lab.train.ranks import ALONE, Ranks
-
-RNG = "rng.safetensors"
 
 
 def save(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE, group: Any = None) -> Path:
@@ -177,41 +174,15 @@ def newest(folder: Path, ranks: Ranks) -> tuple[Path | None, dict[Path, str]]:
     return None, {}
 
 
-def fill(path: Path, room: Mapping[str, Tensor], *, no_dist: bool = False) -> dict[str, Tensor]:
+def fill(path: Path, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Read a checkpoint of either format into tensors, pieces or whole, that are there; those that it has."""
-    reader = HuggingFaceStorageReader(str(path))
-    held = reader.read_metadata().state_dict_metadata
+    held = stored(path)
     wanted = {name: tensor for name, tensor in room.items() if name in held}
-    other = [name for name, tensor in wanted.items() if tuple(held[name].size) != tuple(tensor.shape)]  # type: ignore[union-attr]
+    other = [name for name, tensor in wanted.items() if tuple(held[name].size) != tuple(tensor.shape)]
     if other:
         raise CheckpointError(f"{path}: {other[0]} has another shape there; the checkpoint is of another model")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a single process that loads alone, which is meant
-        loader.load(dict(wanted), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=no_dist)
+    read_into(path, wanted)
     return wanted
-
-
-def assembled(path: Path) -> dict[str, dict[str, Tensor]]:
-    """All tensors of a checkpoint in pieces, whole, by part: what one process would have saved."""
-    rng = random_states_of(path)
-    held: Mapping[str, Any] = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
-    room = {
-        name: torch.empty(tuple(meta.size), dtype=meta.properties.dtype)
-        for name, meta in held.items()
-        if name not in rng
-    }
-    filled = fill(path, room, no_dist=True)
-    parts: dict[str, dict[str, Tensor]] = {part: {} for part in PARTS}
-    for name, tensor in filled.items():
-        parts["optimizer" if "/" in name else "model"][name] = tensor
-    return parts | {"rng": rng}
-
-
-def random_states_of(path: Path) -> dict[str, Tensor]:
-    """Those that a checkpoint of either format keeps."""
-    from safetensors.torch import load_file
-
-    return load_file(path / RNG)
 
 
 def rewritten(path: Path, *, pieces: bool) -> Path:
