@@ -6,10 +6,9 @@ changed since, there is no shipped table, and the command counts. `tools/update_
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from residua.lab.common.files import Values, read_json
+from residua.lab.common.files import Values, read_json, tree_digest
 
 FILE = Path(__file__).with_name("table.json")
 COUNTED = (768, 12, "attn,mlp")
@@ -20,10 +19,7 @@ DECIDING = ("streams/*.py", "plan.py", "stream.py", "options.py", "registry.py",
 
 def source_digest() -> str:
     """A hash of the sources that decide the rows."""
-    root, digest = Path(__file__).parent.parent, hashlib.sha256()
-    for file in sorted(file for pattern in DECIDING for file in root.glob(pattern)):
-        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()
+    return tree_digest(Path(__file__).parent.parent, *DECIDING)
 
 
 def shipped(width: int, depth: int, layout: str) -> list[Values] | None:

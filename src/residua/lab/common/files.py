@@ -124,6 +124,14 @@ def json_digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def tree_digest(root: Path, *patterns: str) -> str:
+    """SHA-256 of the names and bytes of the files below `root` that match a pattern."""
+    digest = hashlib.sha256()
+    for file in sorted(file for pattern in patterns for file in root.glob(pattern)):
+        digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:

@@ -24,12 +24,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from residua.lab.common.files import Record, Values, json_digest, versions
+import residua
+from residua.lab.common.files import Record, Values, json_digest, tree_digest, versions
 from residua.scale.layout import Parallel, Pipes
 
 PATIENCE = 5.0
 """Seconds in which a rank that waits for a failed one may still leave by itself."""
 Row = TypeVar("Row")
+T = TypeVar("T")
 ARRIVAL = timedelta(minutes=10)
 """In which all ranks must have said what they are about to run."""
 
@@ -106,7 +108,7 @@ class Ranks:
         layout = self.parallel
         return rows[: layout.copies * layout.tp : layout.tp]  # the first stage's: `pp` is the outermost axis
 
-    def tell(self, value: Any) -> list[Any]:
+    def tell(self, value: object) -> list[Any]:
         """Plain values of all ranks, in order."""
         if self.alone:
             return [value]
@@ -115,16 +117,16 @@ class Ranks:
         rows = self._gathered(torch.tensor(list(text.ljust(length)), dtype=torch.uint8))
         return [json.loads(bytes(row.tolist())) for row in rows]
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
+    def from_first(self, make: Callable[[], T]) -> T:
         """What rank 0 makes, on all ranks: plain values."""
         return self.tell(make() if self.first else None)[0]
 
-    def in_turn(self, make: Callable[[], Any]) -> Any:
+    def in_turn(self, make: Callable[[], T]) -> T:
         """What every rank makes, but the first of each machine before the others there: it fills their cache."""
         early = self.alone or int(os.environ.get("LOCAL_RANK", "0")) == 0
-        made = make() if early else None
+        made = [make()] if early else []
         self.say([0.0])
-        return made if early else make()
+        return made[0] if early else make()
 
     def check_same(self, what: Record) -> None:
         """Refuse to start where ranks are about to run different things."""
@@ -258,21 +260,9 @@ def identity(config: Record, ranks: Ranks) -> Values:
     return {
         "config": json_digest(dict(config))[:16],
         **ranks.laid(),
-        "source": _source_digest(),
+        "source": tree_digest(Path(residua.__file__).parent, "**/*.py")[:16],  # one version may have different files
         **versions(),
     }
-
-
-def _source_digest() -> str:
-    """Of the code of this package: two ranks may have one version of it and different files."""
-    import hashlib
-
-    import residua
-
-    root, digest = Path(residua.__file__).parent, hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
-        digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 _runs = 0
