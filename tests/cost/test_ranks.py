@@ -162,8 +162,8 @@ def run(*flags: str) -> str:
 
 def test_command_shows_every_rank():
     said = run("--size", "7.6B", "--parallel", "pp=4,fsdp=8", "-d", "attnres:blocks=8", "--dtype", "bfloat16")
-    assert re.search(r"attnres:blocks=8: bytes a rank +pp 0 +pp 1 +pp 2 +pp 3", said)
-    for line in ("optimizer", "depth state", "buffers of the cuts", "sent over the cuts", "communication."):
+    assert re.search(r"attnres:blocks=8: per rank +pp 0 +pp 1 +pp 2 +pp 3", said)
+    for line in ("optimizer", "depth state", "pipeline buffers", "sent between stages", "communication."):
         assert line in said
     assert "pp=4,fsdp=8: 32 ranks, 8 micro-batches of 1 x 2048 tokens" in said
 

@@ -61,6 +61,6 @@ def test_checkpoints_are_listed_and_rewritten(tmp_path):
     assert [(each["step"], each["form"], each["ranks"]) for each in listed] == [(8, "one", 1), (12, "one", 1)]
     done = residua("checkpoint", str(tmp_path), "--form", "pieces")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1].startswith("step-00000012  pieces of 1 ranks, ")
+    assert done.out.splitlines()[-1].startswith("step-00000012  sharded over 1 ranks, ")
     wrong = residua("checkpoint", str(tmp_path), "--form", "two")
     assert (wrong.code, wrong.err.strip()) == (2, "residua: --form is one or pieces, not 'two'")

@@ -1,4 +1,4 @@
-"""The account of every rank of a step as a table: for `residua cost --parallel` and `residua train --dry-run`."""
+"""Memory, communication and time of every rank, as a table of `residua cost --parallel` and `residua train --dry-run`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from residua.lab.common.tables import print_table
 PARTS: Mapping[str, str] = {
     "parameters": "parameters",
     "gradients": "gradients",
-    "optimizer": "optimizer: AdamW's moments",
-    "gathered": "gathered by FSDP",
-    "activations": "activations of sublayers",
-    "depth_state": "depth state and the design's activations",
-    "cut_buffers": "buffers of the cuts",
+    "optimizer": "optimizer state (AdamW)",
+    "gathered": "parameters unsharded by FSDP",
+    "activations": "activations of the sublayers",
+    "depth_state": "depth state and activations of the design",
+    "cut_buffers": "pipeline buffers",
     "loss": "logits and loss",
-    "temporaries": "temporaries of a backward pass",
-    "total": "all",
+    "temporaries": "temporary buffers of the backward pass",
+    "total": "total",
 }
 AXES: Mapping[str, str] = {
-    "pp": "sent over the cuts (pp)",
-    "shared": "sent: gradients that stages share (pp)",
+    "pp": "sent between stages (pp)",
+    "shared": "sent: gradients of shared parameters (pp)",
     "fsdp": "sent: parameters and gradients (fsdp)",
     "dp": "sent: gradients (dp)",
-    "tp": "sent: the stream around sublayers (tp)",
+    "tp": "sent: activations (tp)",
 }
 """What the tables of ranks show."""
 
@@ -34,12 +34,12 @@ AXES: Mapping[str, str] = {
 def print_ranks(name: str, cost: Record) -> None:
     """One design: bytes of every place along `pp` by part, bytes that it sends, and the time of a step."""
     ranks = cost["ranks"]
-    titles = [f"{name}: bytes a rank", *(f"pp {one['place']}" for one in ranks)]
+    titles = [f"{name}: per rank", *(f"pp {one['place']}" for one in ranks)]
     blocks = [", ".join(f"{first}..{last - 1}" for first, last in one["blocks"]) for one in ranks]
     lines = [["blocks", *blocks]]
     lines += [[title, *(_bytes(one["memory"][part]) for one in ranks)] for part, title in PARTS.items()]
     lines += [
-        [f"{title}, a step", *(_bytes(one["traffic"][axis]) for one in ranks)]
+        [f"{title}, per step", *(_bytes(one["traffic"][axis]) for one in ranks)]
         for axis, title in AXES.items()
         if any(one["traffic"][axis] for one in ranks)
     ]
@@ -47,16 +47,16 @@ def print_ranks(name: str, cost: Record) -> None:
     if cost["links"]:
         each = ", ".join(f"{one['stage']}-{one['stage'] + 1}: {_bytes(one['forward'])}" for one in cost["links"])
         sent = sum(one["tensors"] for one in cost["links"])
-        typer.echo(f"{sent} tensors a micro-batch cross the cuts forward ({each}).")
+        typer.echo(f"Forward pass: {sent} tensors per micro-batch are sent between stages ({each}).")
     time = cost["time"]
     typer.echo(
-        f"Step: {time['step']:.3g} s, of it {time['compute'] / time['step']:.0%} arithmetic of the busiest rank, "
-        f"{time['bubble'] / time['step']:.0%} waiting and {time['communication_share']:.0%} communication.\n"
+        f"Step: {time['step']:.3g} s: {time['compute'] / time['step']:.0%} compute on the busiest rank, "
+        f"{time['bubble'] / time['step']:.0%} pipeline bubble, {time['communication_share']:.0%} communication.\n"
     )
 
 
 def _bytes(value: float) -> str:
     for size, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
+            return f"{value / size:.4g} {unit}" if value >= 1000 * size else f"{value / size:.3g} {unit}"
     return f"{value:.0f} B" if value else "-"

@@ -52,7 +52,8 @@ def command(
     target = from_hugging_face(config) if config is not None else sized(chosen["size"])
     if target.foreign is not None:
         raise ValueError(
-            f"{target.foreign.title} has its design, {target.foreign.design}; advice is for a model without"
+            f"{target.foreign.title} has a residual design already, {target.foreign.design}; advise ranks designs for "
+            "models with the standard residual stream"
         )
     asked = {key: value for key, value in chosen.items() if key not in ("size", "context")}
     answer = advise(Situation(target=target, tokens=chosen["context"], **asked), results)

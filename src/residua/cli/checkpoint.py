@@ -1,4 +1,4 @@
-"""residua checkpoint: what a run has saved, and in which form."""
+"""`residua checkpoint`: the checkpoints of a run, and the form they are saved in."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ def command(
     form: str = typer.Option(None, "--form", metavar="one|pieces", help="Rewrite the newest checkpoint in this form."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List the checkpoints of a run, or turn the newest from pieces of many ranks into one file a part, and back.
+    """List the checkpoints of a run, or convert the newest between the sharded and the single-process form.
 
-    Any number of ranks reads either form; one file is what other tools want.
+    one: model, optimizer and random state in a safetensors file each. pieces: one file per rank. Any number of ranks
+    can read both.
     """
     from residua.cli._flags import show
     from residua.lab.common.locks import locked
@@ -41,5 +42,5 @@ def command(
 
 def _page(found: list[dict[str, object]]) -> None:
     for each in found:
-        written = "one file a part" if each["form"] == "one" else f"pieces of {each['ranks']} ranks"
+        written = "single-process" if each["form"] == "one" else f"sharded over {each['ranks']} ranks"
         typer.echo(f"{each['checkpoint']}  {written}, {each['bytes']:,} bytes")

@@ -49,7 +49,7 @@ def command(
         None, help="Predict memory, traffic and time of every rank instead, such as pp=4,fsdp=8; axes pp, dp, fsdp, tp."
     ),
     schedule: str = typer.Option(
-        "interleaved", help="With --parallel: pipeline schedule; gpipe, 1f1b, interleaved or zero_bubble."
+        "interleaved", help="With --parallel: pipeline schedule; gpipe, 1f1b, interleaved or zero-bubble."
     ),
     microbatches: int = typer.Option(None, help="With --parallel: micro-batches of a step; 2 pp by default."),
     virtual: int = typer.Option(None, help="With --parallel: pipeline stages on a rank."),
@@ -95,8 +95,8 @@ def command(
         from residua.lab.cost.timeline import Device
 
         device = Device(flops=1e12 * teraflops, inside=1e9 * inside, between=1e9 * between, machine=machine)
-        how = {"schedule": schedule, "microbatches": microbatches, "virtual": virtual, "incremental": not whole,
-               "dtype": kind, "path": path, "device": device}  # fmt: skip
+        how = {"schedule": schedule.replace("-", "_"), "microbatches": microbatches, "virtual": virtual,
+               "incremental": not whole, "dtype": kind, "path": path, "device": device}  # fmt: skip
         _parallel(target, names, parallel, batch, tokens, how, as_json)
         return
     options = {"batch": batch, "dtype": kind, "path": path}
@@ -244,8 +244,8 @@ def _parallel(target: Target, names: list[str], text: str, batch: int, tokens: i
         print_ranks(name, cost)
     schedule = f" {found[names[0]]['schedule']}." if layout.pp > 1 else ""
     typer.echo(
-        f"{layout}: {layout.ranks} ranks, {micro} micro-batches of {batch} x {tokens} tokens a copy.{schedule} "
-        "Predicted, at the fullest moment of a rank; times as if communication never overlapped with arithmetic."
+        f"{layout}: {layout.ranks} ranks, {micro} micro-batches of {batch} x {tokens} tokens per replica.{schedule} "
+        "Predicted peak of each rank; times assume that communication and compute do not overlap."
     )
 
 

@@ -88,12 +88,13 @@ def _print(found: Values) -> None:
         cure = f"missing {', '.join(absent)}: pip install 'residua[{extra}]'" if absent else ""
         lines.append(f"extra {extra:<6} " + "; ".join(filter(None, (have, cure))))
     native = found["native"]
-    kernels = ", ".join(
-        f"{op} ({device}: {name})" for op, on in found["kernels"].items() for device, name in on.items()
-    )
+    kernels: dict[str, list[str]] = {}
+    for op, on in found["kernels"].items():
+        for device, name in on.items():
+            kernels.setdefault(device if name == device else f"{device}, {name}", []).append(op)
+    lines += [f"kernels      {where}: {', '.join(each)}" for where, each in sorted(kernels.items())]
     lines += [
-        f"kernels      {kernels or 'none: every op uses its reference implementation'} (backend {found['backend']}"
-        f"{', strict' if found['strict'] else ''})",
+        f"backend      {found['backend']}{', strict: a fallback is an error' if found['strict'] else ''}",
         f"native       {native['reason'] or '{binary} ({instructions})'.format_map(native)}",
         f"cache        {found['cache']['path']} ({found['cache']['bytes'] / 2**20:.1f} MiB)",
     ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from residua.model import Cache, ModelConfig, Transformer, measure, token_loss
+from residua.model import Cache, ModelConfig, Transformer, sizes_of, token_loss
 from residua.native.library import counted
 from residua.plan import Site
 from residua.registry import build
@@ -316,7 +316,7 @@ def law_configuration_round_trips(case: Case) -> None:
 @law
 def law_sizes_are_true(case: Case) -> None:
     """Counted from the plan without allocating: the parameters, state and cache that a real forward has."""
-    model, sizes = case.model(dtype=torch.float32), measure(case.config(), tokens=9)
+    model, sizes = case.model(dtype=torch.float32), sizes_of(case.config(), tokens=9)
     assert sizes.parameters == sum(p.numel() for p in model.parameters())
     assert sizes.stream_parameters == sum(p.numel() for p in model.stream.parameters())
     tokens = ids()

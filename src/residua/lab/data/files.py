@@ -77,7 +77,7 @@ def below(folder: Path) -> Iterator[Path]:
 
 def _unreadable(error: OSError) -> None:
     """A folder whose files nobody can see would be a smaller corpus under the same name."""
-    raise DataError(f"corpus: {error.filename} cannot be read ({error.strerror}); mend its permissions or move it away")
+    raise DataError(f"corpus: {error.filename} cannot be read ({error.strerror}); fix its permissions or move it away")
 
 
 def _home(name: str, argument: str) -> Path:
