@@ -1,4 +1,4 @@
-"""Memory, communication and time of every rank, as a table of `residua cost --parallel` and `residua train --dry-run`."""
+"""Memory, communication and time of every rank, for `residua cost --parallel` and `residua train --dry-run`."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def variants() -> list[Entry]:
 
 @torch.no_grad()
 def entry(spec: str) -> Entry:
-    """Where one design stands."""
+    """The classification of one design: its sources, weights, window and injection, found by experiment."""
     probe = _Probe(spec)
     reads = probe.reads()
     if not reads:

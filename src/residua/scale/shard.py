@@ -32,14 +32,14 @@ def shard(
     reshard: bool | int = True,
     offload: bool = False,
 ) -> Transformer:
-    """Shard a model in place over a mesh of one axis, or of two (copies of a sharded model, HSDP).
+    """Shard a model in place (FSDP2) over a mesh of one axis, or of two (replicas of a sharded model, HSDP).
 
     dtype:   in which the matrices of blocks are gathered and multiplied, bfloat16 say; run it under autocast. Norms,
              what routes, the embedding and the head stay as they are stored, and gradients are summed in float32.
     cast_inputs: let FSDP cast what enters a block to `dtype`. It rounds the stream at every block; a float32 stream
              refuses it.
     reshard: free a block's parameters after its forward pass and gather them again for the backward one.
-    offload: keep the pieces, their gradients and the optimizer's state in the memory of the host.
+    offload: keep shards, their gradients and the optimizer state in host memory.
 
     Call it before the numbers exist (build on meta, then `materialise`) or after. Reads of several sites share no pass
     any more (`Execution.group` is 0): a block's queries are there only while the block runs.

@@ -35,7 +35,9 @@ ROWS = {Heads: "o", MLP: "down"}
 def split(model: Transformer, mesh: DeviceMesh) -> Transformer:
     """Split a model in place over a mesh of one axis; the ranks of it are then given the same rows.
 
-    Logits come back whole. After every backward pass: `settle`.
+    Logits are gathered on every rank. Call `settle` after every backward pass.
+
+    Raises ValueError for what cannot be split: a design that mixes tokens, heads that the ranks do not divide, ...
     """
     refuse(model, mesh.size())
     for sublayer in model.sublayers():

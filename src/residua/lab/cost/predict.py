@@ -75,7 +75,15 @@ def predict(
     path: str = "reference",
     build: Callable[[ModelConfig], Transformer] = Transformer,
 ) -> Cost:
-    """Price a configuration at a sequence length. `build` makes another backbone of it: `targets` has some."""
+    """Predict what a configuration costs in one forward pass of `batch` sequences of `tokens` tokens.
+
+    dtype: of parameters and activations.
+    path:  reference, the plain PyTorch ops; or fused, a lower bound by ideal kernels.
+    build: makes the model of a configuration, where its backbone is another than ours (`residua.lab.cost.targets`).
+
+    Raises ValueError for an unknown path and for tokens or batch below 1, and NotImplementedError, with its name, for a
+    function that has no cost rule.
+    """
     if path not in PATHS:
         raise ValueError(f"path is {' or '.join(PATHS)}, not {path!r}")
     if tokens < 1 or batch < 1:

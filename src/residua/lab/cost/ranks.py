@@ -120,8 +120,15 @@ def predict_ranks(
     device: Device | None = None,
     build: Callable[[ModelConfig], Transformer] = Transformer,
 ) -> Ranks:
-    """Price one step of `rows` x `tokens` tokens a copy of the model. `dtype` is that of activations and of what is
-    sent; parameters, gradients and moments are float32. Without stages, micro-batches are accumulated one by one."""
+    """Predict memory, communication and time of every rank in one step of `rows` x `tokens` tokens per replica.
+
+    microbatches, schedule, virtual: of the pipeline, as in `Pipeline`; without `pp`, micro-batches are accumulated.
+    incremental:  a rank keeps what its later stages need, and is not sent it again.
+    dtype:        of activations and of what is sent; parameters, gradients and optimizer state are float32.
+    path, build:  as in `predict`.
+    checkpointed: blocks are recomputed in the backward pass.
+    device:       its speed and links, for the time of a step.
+    """
     device = device or Device()
     pp = parallel.pp
     if pp == 1:

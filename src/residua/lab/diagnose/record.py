@@ -33,11 +33,13 @@ NOTHING = "nothing was recorded: call the model inside `with record_routing(mode
 def record_routing(
     model: nn.Module, *, weights: bool = True, similarity: bool = True, gradients: bool = False
 ) -> Iterator[RoutingRecord]:
-    """Watch the stream of a model for the length of the context.
+    """Record the reads and writes of a model's residual stream inside the context; yields the record.
 
     weights:     keep every site's weights of the last forward (the means need no memory).
     similarity:  compare the sources of a site with each other, which costs n^2 d a token.
     gradients:   norm of the loss gradient at every sublayer's output, for backward passes run in the context.
+
+    Raises ValueError for a model that does not hold exactly one stream.
     """
     stream = find_stream(model)
     record = RoutingRecord(stream, weights=weights, similarity=similarity, gradients=gradients)

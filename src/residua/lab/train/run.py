@@ -54,14 +54,14 @@ def train(
 
     tokens:   a prepared corpus; by default `residua.lab.data.prepare` makes it from the config.
     subject:  makes what is trained; by default the model that a `TrainConfig` describes.
-    resume:   auto continues a run of the same config; never and must refuse to, and insist.
+    resume:   auto resumes a run of the same config, or starts one; never only starts; must only resumes.
     track:    tensorboard, trackio, wandb: where else the metrics go.
     on_event: called with everything that happens: objects with a `kind` (data, ranks, start, resumed, damaged, train,
               valid, saved, done) and a `step`. Of several ranks, on rank 0 alone.
-    parallel: of a run that `torchrun` started, how its processes share the work: `dp=2,fsdp=4`, or `auto`. The network,
-              its start and the batches are the same whatever it says; the last bits of sums are not.
-    pipes:    of `pp` in it, the schedule, the micro-batches of a step and the stages on a rank.
-    offload:  of `fsdp` in it: pieces, their gradients and what the optimizer remembers stay in the host's memory.
+    parallel: under `torchrun`, how the processes share the work: `dp=2,fsdp=4`, or `auto`. Network, initialisation and
+              batches do not depend on it; sums are taken in another order.
+    pipes:    with `pp`: the schedule, the micro-batches of a step and the stages per rank.
+    offload:  with `fsdp`: keep parameter shards, gradients and optimizer state in host memory.
 
     Raises `Interrupted` after SIGINT or SIGTERM, `Diverged` when the numbers break, `RunLocked` when another process
     is at work there, `DiskFull` when there is no room; in each case the last checkpoint is whole. What one rank raises
