@@ -24,7 +24,7 @@ from torchtitan.protocols.model import BaseModel
 from torchtitan.protocols.model_spec import ModelSpec
 from torchtitan.protocols.state_dict_adapter import BaseStateDictAdapter
 
-from residua.model import ModelConfig, Transformer, measure
+from residua.model import ModelConfig, Transformer, sizes_of
 from residua.scale.shard import shard
 from residua.scale.start import materialise
 
@@ -48,7 +48,7 @@ class Network(Transformer, BaseModel):
 
         def get_nparams_and_flops(self, model: torch.nn.Module, seq_len: int) -> tuple[int, int]:
             """Parameters, and operations for a token of training: a backward pass is two forward ones."""
-            sizes = measure(self.network, seq_len)
+            sizes = sizes_of(self.network, seq_len)
             return sizes.parameters, int(3 * sizes.flops_per_token)
 
     def __init__(self, config: Config) -> None:

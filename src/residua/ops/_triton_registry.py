@@ -13,102 +13,112 @@ from typing import Any
 from residua.native.guard import Unsupported
 from residua.ops._backend import forget, kernel, registered
 
+Serve = Callable[..., Any]
+"""A kernel: the arguments and the result of its op's reference."""
 
-def _attend(*arguments: Any, **options: Any) -> Any:
+SERVED: dict[str, Serve] = {}
+"""The ops with a Triton kernel."""
+
+
+def _served(load: Callable[[], Serve]) -> None:
+    """Let what `load` imports serve the op of its name. It has an import statement, which torch.compile follows; an
+    import by name it does not."""
+
+    def serve(*arguments: object, **options: object) -> object:
+        return load()(*arguments, **options)
+
+    SERVED[load.__name__] = serve
+
+
+@_served
+def attend() -> Serve:
     from residua.ops.attend.triton import attend
 
-    return attend(*arguments, **options)
+    return attend
 
 
-def _attend_ahead(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.attend.triton_groups import ahead
-
-    return ahead(*arguments, **options)
-
-
-def _attend_merge(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.attend.triton_groups import merge
-
-    return merge(*arguments, **options)
-
-
-def _attend_together(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.attend.triton_groups import together
-
-    return together(*arguments, **options)
-
-
-def _mix(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.mix.triton import mix
-
-    return mix(*arguments, **options)
-
-
-def _remix(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.remix.triton import remix
-
-    return remix(*arguments, **options)
-
-
-def _delta_write(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.delta_write.triton import delta_write
-
-    return delta_write(*arguments, **options)
-
-
-def _window_attend(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.window_attend.triton import window_attend
-
-    return window_attend(*arguments, **options)
-
-
-def _attend_weights(*arguments: Any, **options: Any) -> Any:
-    from residua.ops.attend.triton_weights import attend_weights
-
-    return attend_weights(*arguments, **options)
-
-
-def _attend_norm(*arguments: Any, **options: Any) -> Any:
+@_served
+def attend_norm() -> Serve:
     from residua.ops.attend.triton_norm import attend_norm
 
-    return attend_norm(*arguments, **options)
+    return attend_norm
 
 
-def _attend_qkv(*arguments: Any, **options: Any) -> Any:
+@_served
+def attend_weights() -> Serve:
+    from residua.ops.attend.triton_weights import attend_weights
+
+    return attend_weights
+
+
+@_served
+def attend_ahead() -> Serve:
+    from residua.ops.attend.triton_groups import ahead
+
+    return ahead
+
+
+@_served
+def attend_merge() -> Serve:
+    from residua.ops.attend.triton_groups import merge
+
+    return merge
+
+
+@_served
+def attend_together() -> Serve:
+    from residua.ops.attend.triton_groups import together
+
+    return together
+
+
+@_served
+def attend_qkv() -> Serve:
     from residua.ops.attend_qkv.triton import attend_qkv
 
-    return attend_qkv(*arguments, **options)
+    return attend_qkv
 
 
-def _shortconv(*arguments: Any, **options: Any) -> Any:
+@_served
+def mix() -> Serve:
+    from residua.ops.mix.triton import mix
+
+    return mix
+
+
+@_served
+def remix() -> Serve:
+    from residua.ops.remix.triton import remix
+
+    return remix
+
+
+@_served
+def delta_write() -> Serve:
+    from residua.ops.delta_write.triton import delta_write
+
+    return delta_write
+
+
+@_served
+def shortconv() -> Serve:
     from residua.ops.shortconv.triton import shortconv
 
-    return shortconv(*arguments, **options)
+    return shortconv
 
 
-def _sinkhorn(*arguments: Any, **options: Any) -> Any:
+@_served
+def sinkhorn() -> Serve:
     from residua.ops.sinkhorn.triton import sinkhorn
 
-    return sinkhorn(*arguments, **options)
+    return sinkhorn
 
 
-# an import statement each: torch.compile follows one, but not an import by name
-SERVED: dict[str, Callable[..., Any]] = {
-    "attend": _attend,
-    "attend_norm": _attend_norm,
-    "attend_weights": _attend_weights,
-    "attend_ahead": _attend_ahead,
-    "attend_merge": _attend_merge,
-    "attend_together": _attend_together,
-    "attend_qkv": _attend_qkv,
-    "mix": _mix,
-    "remix": _remix,
-    "delta_write": _delta_write,
-    "shortconv": _shortconv,
-    "sinkhorn": _sinkhorn,
-    "window_attend": _window_attend,
-}
-"""The ops with a Triton kernel."""
+@_served
+def window_attend() -> Serve:
+    from residua.ops.window_attend.triton import window_attend
+
+    return window_attend
 
 
 def register(device: str = "cuda") -> None:
@@ -133,5 +143,5 @@ def serving(device: str) -> Iterator[None]:
                 kernel(op, found[0], device)(found[1])
 
 
-def _absent(*arguments: Any, **options: Any) -> Any:
+def _absent(*arguments: object, **options: object) -> object:
     raise Unsupported("triton is not installed: pip install 'residua[triton]'")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from residua.lab.train import TrainConfig
-from residua.model import ModelConfig, measure
+from residua.model import ModelConfig, sizes_of
 
 VOCAB = 256
 """Embedding and head are the same for both sides, so that any vocabulary gives the same answer."""
@@ -45,5 +45,5 @@ def matched_mlp_width(config: TrainConfig, goal: TrainConfig, match: Literal["pa
 
 @lru_cache(maxsize=4096)
 def _cost(model: ModelConfig, context: int, match: str) -> float:
-    sizes = measure(model, tokens=context)
+    sizes = sizes_of(model, tokens=context)
     return sizes.parameters if match == "params" else sizes.flops_per_token

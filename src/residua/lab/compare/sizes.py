@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from residua.lab.compare.match import VOCAB
 from residua.lab.train import TrainConfig
-from residua.model import ModelConfig, measure
+from residua.model import ModelConfig, sizes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ def counted_parameters(config: TrainConfig) -> int:
 
 @lru_cache(maxsize=1024)
 def _counted(model: ModelConfig) -> int:
-    return measure(model).parameters - model.vocab * model.width * (1 if model.tied else 2)
+    return sizes_of(model).parameters - model.vocab * model.width * (1 if model.tied else 2)
 
 
 def budget_steps(baseline: TrainConfig, tokens_per_parameter: float) -> int:

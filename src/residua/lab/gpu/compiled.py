@@ -26,6 +26,9 @@ from residua.lab.common.files import write_text
 from residua.lab.gpu.cases import CASES, KernelCase, Outputs
 from residua.ops import _triton, _triton_registry
 
+Argument = Tensor | int | float | str | torch.dtype | None
+"""What a kernel is launched with: tensors, sizes and settings."""
+
 
 class Target(NamedTuple):
     """A processor to compile for."""
@@ -85,8 +88,8 @@ class Compiler:
         self.found: dict[str, Usage] = {}
 
     def __call__(
-        self, kernel: Any, grid: Any, where: Tensor, *arguments: Any, warps: int = 4, num_stages: int = 3,
-        **settings: Any,
+        self, kernel: Any, grid: object, where: Tensor, *arguments: Argument, warps: int = 4, num_stages: int = 3,
+        **settings: Argument,
     ) -> None:  # fmt: skip
         from triton import compile
         from triton.backends.compiler import GPUTarget
@@ -104,11 +107,13 @@ class Compiler:
         self.found[key] = Usage(kernel.__name__, warps, registers, spills, done.metadata.shared, widest)
 
 
-def _specialised(kernel: Any, arguments: Sequence[Any], settings: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+def _specialised(
+    kernel: Any, arguments: Sequence[Argument], settings: dict[str, Argument]
+) -> tuple[dict[str, str], dict[str, Argument], dict[tuple[int, ...], list[list[str | int]]]]:
     """The signature, the constants and the hints that Triton would compile these arguments with."""
-    signature: dict[str, Any] = {}
-    constants: dict[str, Any] = {}
-    hints: dict[Any, Any] = {}
+    signature: dict[str, str] = {}
+    constants: dict[str, Argument] = {}
+    hints: dict[tuple[int, ...], list[list[str | int]]] = {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[i] if i < len(arguments) else settings.pop(parameter.name)
         if isinstance(value, Tensor):
@@ -119,7 +124,7 @@ def _specialised(kernel: Any, arguments: Sequence[Any], settings: dict[str, Any]
             continue
         else:
             signature[parameter.name] = parameter.annotation_type or "i32"
-            divisible = value % 16 == 0 and not parameter.do_not_specialize
+            divisible = isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
         if divisible:
             hints[(i,)] = [["tt.divisibility", 16]]
     if settings:
