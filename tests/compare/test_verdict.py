@@ -26,20 +26,20 @@ def results(command=COMMAND, **losses):
     return {"rows": rows, "plan": {"seeds": list(range(seeds))}, "command": command}
 
 
-def test_what_is_beyond_the_noise_is_found_and_the_rest_is_not():
+def test_what_is_significant_is_found_and_the_rest_is_not():
     told = verdict(results(canon=AHEAD, ddl=BEHIND, dense=NEAR, delta=NOISE), "runs/demo")
     better, worse = told["found"].split("; ")
     gap = paired(AHEAD, BASE)
     interval = f"95 % interval {-gap.high:.3f} to {-gap.low:.3f}"
     assert better == (
-        f"better than standard, beyond the noise of 3 seeds: canon by {-gap.mean:.3f} nats per token ({interval})"
+        f"significantly better than standard (3 seeds): canon by {-gap.mean:.3f} nats per token ({interval})"
     )
-    assert worse.startswith("worse than standard, beyond the noise of 3 seeds: ddl by 0.150 nats")
+    assert worse.startswith("significantly worse than standard (3 seeds): ddl by 0.150 nats")
     assert "delta (+0.033) and dense (-0.010)" in told["unclear"]
     sizes = sorted(paired(own, BASE).detectable for own in (NEAR, NOISE))
-    assert f"a true difference of {sizes[0]:.3f} to {sizes[1]:.3f} nats" in told["unclear"]
+    assert f"the minimum detectable effect is {sizes[0]:.3f} to {sizes[1]:.3f} nats (80 % power)" in told["unclear"]
     shown = lines(told)
-    assert [line.split(":")[0] for line in shown[:3]] == ["Found", "Not found", "Next"]
+    assert [line.split(":")[0] for line in shown[:3]] == ["Found", "Not significant", "Next"]
     assert shown[3].strip() == told["command"]
 
 

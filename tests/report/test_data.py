@@ -85,7 +85,7 @@ def test_rows_inside_the_noise_stand_with_the_baseline_and_apart_from_the_others
         (None, "the baseline"),
         ((-0.19, -0.26, -0.12, 0.09, True), "better by 0.1900 (0.1200 to 0.2600)"),
         ((0.15, 0.05, 0.25, 0.1, True), "worse by 0.1500 (0.0500 to 0.2500)"),
-        ((-0.012, -0.05, 0.03, 0.0531, False), "inside the noise (-0.0120; found from 0.0531 on)"),
+        ((-0.012, -0.05, 0.03, 0.0531, False), "not significant (-0.0120; minimum detectable effect 0.0531)"),
         ((0.012, None, None, None, None), "+0.0120, not judged"),
     ],
 )

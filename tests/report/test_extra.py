@@ -191,7 +191,7 @@ def test_ladders_are_shown_where_results_have_them(compared, data):
     assert across[1][1] - across[0][1] == pytest.approx(across[2][1] - across[1][1], abs=0.15), "a log axis"
     for words in (
         "2.00 times (1.50 to 2.50)",
-        "inside the noise: 1.10 times (0.80 to no bound), beyond the largest size",
+        "not significant: 1.10 times (0.80 to no bound), beyond the largest size",
         "more than any compute would give the baseline",
     ):
         assert words in page

@@ -1,8 +1,8 @@
 """verdict(results, out): what a comparison found, what it did not, and the one command to type next, in plain words.
 
-A row is better or worse where the interval of its difference from the baseline leaves out zero, and not told apart
-where it does not; the numbers are those of the table. The next command repeats the comparison with as many seeds as
-would tell the row that is nearest to a decision, if its true difference is the one seen here:
+A row is significantly better or worse where the interval of its difference from the baseline leaves out zero; the
+numbers are those of the table. The next command repeats the comparison with as many seeds as would decide the row that
+is nearest to a decision, if its true difference is the one seen here:
 
     detectable(n) = (t_0.975 + t_0.8) s / sqrt(n) <= |mean|,    s from the detectable difference of these seeds
 """
@@ -49,7 +49,7 @@ def lines(told: Record) -> list[str]:
     """The verdict for a terminal."""
     shown = [f"Found: {told['found']}"]
     if told["unclear"]:
-        shown.append(f"Not found: {told['unclear']}")
+        shown.append(f"Not significant: {told['unclear']}")
     if told["command"]:
         shown += [f"Next: {told['next']}", f"  {told['command']}"]
     return shown
@@ -62,7 +62,7 @@ def in_words(gap: Record | None) -> str:
     if gap["significant"] is None:
         return f"{gap['mean']:+.4f}, not judged"
     if not gap["significant"]:
-        return f"inside the noise ({gap['mean']:+.4f}; found from {gap['detectable']:.4f} on)"
+        return f"not significant ({gap['mean']:+.4f}; minimum detectable effect {gap['detectable']:.4f})"
     low, high = sorted((abs(gap["low"]), abs(gap["high"])))
     return f"{'better' if gap['mean'] < 0 else 'worse'} by {abs(gap['mean']):.4f} ({low:.4f} to {high:.4f})"
 
@@ -83,9 +83,9 @@ def _found(rows: Sequence[Record], base: str, seeds: int) -> str:
         own = sorted((row for row in rows if row["difference"]["mean"] * sign > 0), key=_size)
         if own:
             gaps = [_gap(row, explained=place == 0) for place, row in enumerate(own)]
-            said.append(f"{word} than {base}, beyond the noise of {_counted(seeds)}: {_listed(gaps)}")
+            said.append(f"significantly {word} than {base} ({_counted(seeds)}): {_listed(gaps)}")
     if not said:
-        return f"no row differs from {base} beyond the noise of {_counted(seeds)}."
+        return f"no row differs significantly from {base} ({_counted(seeds)})."
     return "; ".join(said) + "."
 
 
@@ -96,8 +96,8 @@ def _unclear(rows: Sequence[Record], base: str, seeds: int) -> str:
     sizes = f"{least:.3f}" if f"{least:.3f}" == f"{most:.3f}" else f"{least:.3f} to {most:.3f}"
     gaps = [f"{row['label']} ({row['difference']['mean']:+.3f})" for row in sorted(rows, key=_size)]
     return (
-        f"a difference from {base} of {_listed(gaps)}; {'these are' if len(rows) > 1 else 'this is'} inside the noise, "
-        f"and {_counted(seeds)} would find a true difference of {sizes} nats four times in five."
+        f"{_listed(gaps)} against {base}; with {_counted(seeds)} the minimum detectable effect is {sizes} nats "
+        "(80 % power)."
     )
 
 
@@ -112,8 +112,8 @@ def _next(results: Record, unclear: Sequence[Record], out: Path | str, seeds: in
         wanted += 1
     command = with_seeds(results["command"], out, wanted)
     why = (
-        f"{_counted(wanted)} would find a true difference of {detectable(nearest, wanted):.3f} nats "
-        f"for {nearest['label']}:"
+        f"with {_counted(wanted)} the minimum detectable effect for {nearest['label']} would be "
+        f"{detectable(nearest, wanted):.3f} nats:"
     )
     return {"next": why if command else "", "command": command}
 

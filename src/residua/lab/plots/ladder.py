@@ -80,7 +80,7 @@ def in_words(found: Record) -> str:
         return "more than any compute would give the baseline"
     low, high = ("no bound" if found[key] is None else f"{found[key]:.2f}" for key in ("low", "high"))
     beyond = ", beyond the largest size" if found["extrapolated"] else ""
-    unclear = "" if found["significant"] else "inside the noise: "
+    unclear = "" if found["significant"] else "not significant: "
     return f"{unclear}{found['factor']:.2f} times ({low} to {high}){beyond}"
 
 

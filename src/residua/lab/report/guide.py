@@ -31,27 +31,24 @@ _WEIGHT = (
 _ROW = ("Row", "what reads: l2_attn is the attention of block 2 (blocks count from 0), head is the output layer")
 _COLUMN = (
     "Column",
-    "what is read: embed is the token embedding, l1_mlp what that sublayer wrote, l1 or block1 a sum of several, "
-    "partial "
-    "a sum that is still growing",
+    "what is read: embed is the token embedding, l1_mlp the output of that sublayer, l1 or block1 a sum of several, "
+    "partial the sum of a block that is still open",
 )
 _GREY = ("Grey", "cannot be read there")
 
 VIEWS = {
     "summary": View(
         "Summary",
-        "Look at the groups: only rows outside the middle one differ from the baseline beyond the noise of their "
-        "seeds.",
+        "Look at the groups: only rows outside the middle one differ significantly from the baseline.",
         (
-            ("Filled dot", "a difference beyond the noise of the seeds"),
-            ("Hollow dot", "inside the noise: these seeds cannot tell it from no difference"),
+            ("Filled dot", "a significant difference"),
+            ("Hollow dot", "not significant: these seeds cannot tell it from no difference"),
             ("Bar", "95 % interval of the mean difference, seed by seed"),
             ("a / b", "in the routing columns: over all sublayers / over the last third of the blocks"),
         ),
-        "The table of residua compare, in groups: better than the baseline beyond the noise, not told apart from it, "
-        "worse. "
-        "Inside a group the lower loss is first, which means nothing where the differences are noise. Below it the "
-        "differences from the baseline with their intervals, and in words.",
+        "The table of residua compare, in groups: significantly better than the baseline, not significantly "
+        "different, significantly worse. A group is sorted by loss, which means nothing where the differences are "
+        "noise. Below, the differences from the baseline with their intervals, and in words.",
     ),
     "curves": View(
         "Curves",
@@ -62,20 +59,17 @@ VIEWS = {
             ("Band", "lowest to highest seed"),
             ("Loss", "nats per token of the validation text; lower is better"),
         ),
-        "Loss or bits per byte against tokens or processor time. Hide a series by its name, start later in the run, "
-        "change "
-        "to a log scale.",
+        "Loss or bits per byte against tokens or CPU time. Click a name to hide its series, start later in the run, or "
+        "switch to a log scale.",
     ),
     "routing": View(
         "Routing explorer",
         "Look for bright cells far to the left: a sublayer there goes back to something old instead of its neighbour.",
         (_ROW, _COLUMN, _WEIGHT, _GREY),
         "Sites by sources, for any design, seed, lane or head, as a mean or at one token of the prompt. Point at a "
-        "cell for "
-        "its weight. Click a site's name to see what it reads, a source's name to see who reads it, a cell for both. A "
-        "second design stands beside the first with the difference. The strip below follows the prompt, token by "
-        "token: "
-        "every site, or the sources of the picked site, or the readers of the picked source.",
+        "cell for its weight. Click a site's name to see what it reads, a source's name to see who reads it, a cell "
+        "for both. A second design is shown beside the first, with the difference. The strip below follows the prompt "
+        "token by token: every site, the sources of the selected site, or the readers of the selected source.",
     ),
     "paths": View(
         "Paths to a token",
@@ -88,13 +82,11 @@ VIEWS = {
             ("Row head", "exact: the parts of the sum that the output layer reads, at the scale of its norm"),
             ("Other rows", "to first order: what a small part of the source changes, through all that comes after"),
         ),
-        "Direct logit attribution through the depth routing. Choose the token of the prompt and the target: the token "
-        "that "
-        "comes next, or the model's first choice. After the last token nothing comes, and both are its first choice. "
-        "The head's read is a weighted sum, so that each source has a part of the "
-        "logit. A read further down goes through a sublayer, and its numbers are slopes: the logit's, if the part of "
-        "that "
-        "source in that read grew, times the part itself, summed over the tokens read at.",
+        "Direct logit attribution through the depth routing. Choose a token of the prompt and the target: the next "
+        "token, or the model's top prediction (after the last token, both are the top prediction). The head's read is "
+        "a weighted sum, so each source contributes a part of the logit. An earlier read goes through a sublayer, and "
+        "its numbers are first-order: the gradient of the logit with respect to the source's part in that read, times "
+        "that part, summed over the tokens of the read.",
     ),
     "knockouts": View(
         "Knock-outs",
@@ -106,9 +98,8 @@ VIEWS = {
             ("Colour", "change of the loss when the row reads without the column: orange is worse, purple is better"),
             _GREY,
         ),
-        "The loss when one source is taken from one read, the other weights as they were; residua report --ablate "
-        "runs the "
-        "models on validation text for it, once for every cell.",
+        "The loss when one source is removed from one read and the other weights are kept; residua report --ablate "
+        "runs the models on validation text, one forward pass per cell.",
     ),
     "loops": View(
         "Passes",
@@ -133,10 +124,8 @@ VIEWS = {
             ("Share", "|weight| over the sum of them, so that signed and scaled weights compare"),
         ),
         "Largest share, entropy, effective sources, similarity of the sources, RMS and gradient norms from the first "
-        "block "
-        "to the head; the Delta paper's 0.2 against 0.6 as reference lines, and what these runs have instead; the "
-        "regimes "
-        "of DDL's gate.",
+        "block to the head; the Delta paper's 0.2 and 0.6 as reference lines, and what these runs have instead; the "
+        "regimes of DDL's gate.",
     ),
     "axes": View(
         "Two axes",
@@ -159,11 +148,9 @@ VIEWS = {
             ("Coloured dots", "the other rows: below the line is worth more compute than it took"),
             ("Bar", "95 % interval of the speedup; hollow where it holds 1"),
         ),
-        "Effective speedup over the sizes of a comparison: the compute at which the baseline's curve has the loss of "
-        "a row, "
-        "over the compute of the row; per token, where the work of the design itself is free, and per processor "
-        "second, "
-        "where it is not.",
+        "Effective speedup over the sizes of a comparison: the compute at which the baseline's curve reaches the loss "
+        "of a row, over the compute of that row; per token, which ignores the cost of the design itself, and per CPU "
+        "second, which includes it.",
         optional=True,
     ),
     "costs": View(
@@ -174,15 +161,14 @@ VIEWS = {
             ("Hollow dots", "predicted from the configuration: by operations, and by bytes moved if caches saved none"),
         ),
         "Measured speed beside its two predictions, by operations and by bytes moved; measured memory beside the "
-        "predicted "
-        "activations. Neither prediction is a bound: caches, threads and a busy machine move the measured one past "
-        "both.",
+        "predicted activations. Neither prediction is a bound: caches, threads and a busy machine can move the "
+        "measured value past both.",
     ),
     "runs": View(
         "Runs",
-        "Look here for what gives every number again: commands, configurations, data and versions.",
+        "Look here for how to reproduce every number: commands, configurations, data and versions.",
         (),
-        "Configurations, fingerprints, versions, and the commands that make it all again.",
+        "Configurations, fingerprints, versions, and the commands that reproduce the page.",
     ),
 }
 """In the order of the page."""

@@ -25,9 +25,9 @@ MAIN = {
 """The columns that a reader sees at once; the others are folded away, so that the table fits."""
 PLAIN = {"max w": "largest share", "eff n": "effective sources", "lr": "learning rate", "params": "parameters"}
 BETTER, UNCLEAR, WORSE = (
-    "better than the baseline, beyond the noise",
-    "not told apart from the baseline",
-    "worse than the baseline, beyond the noise",
+    "significantly better than the baseline",
+    "not significantly different from the baseline",
+    "significantly worse than the baseline",
 )
 ORDER = (BETTER, UNCLEAR, WORSE)
 
