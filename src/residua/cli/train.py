@@ -123,8 +123,8 @@ def _dry_run(
     typer.echo(_foreseen(found, size))
     print_ranks(config.design, found["plan"])
     typer.echo(
-        "Predicted for the plain PyTorch ops, and nothing allocated: memory at the fullest moment of a rank, times as "
-        "if communication never overlapped with arithmetic."
+        "Predicted for the plain PyTorch ops; nothing was allocated. Memory is the peak of each rank; times assume "
+        "that communication and compute do not overlap."
     )
 
 
