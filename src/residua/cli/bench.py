@@ -12,14 +12,9 @@ from residua.cli import _device
 from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
-KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain", "kernels")
-DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain", "kernels", "all")
+DESIGNS = ("delta:blocks=4", "attnres:blocks=4", "delta", "ddl", "ddl:channels=4")
 DEPTHS = (6, 12, 24, 48)
-SUBJECTS = {
-    "ops": (), "stack": ("attend",), "profile": ("attend",), "model": ("attend", "mix", "delta_write", "remix"),
-    "memory": ("attend",), "decode": ("attend", "window_attend"), "compiled": ("operators",), "plain": ("native_ops",),
-}  # fmt: skip
-"""The ops whose tests must pass before a file is written; for `ops`, those that were measured."""
 
 
 def command(
@@ -32,25 +27,33 @@ def command(
         [], "--count", "-n", help="ops: number of sources, channels or streams, or window size; repeatable."
     ),
     dtype: list[str] = typer.Option(["float32"], "--dtype", help="ops: float32 or bfloat16; repeatable."),
-    compiled: bool = typer.Option(True, "--compiled/--no-compiled", help="ops: include torch.compile (slow to start)."),
+    compiled: bool = typer.Option(
+        None,
+        "--compiled/--no-compiled",
+        help="ops: include torch.compile (slow to start). By default at some counts of each op.",
+        show_default=False,
+    ),
     design: list[str] = typer.Option(
         [],
         "--design",
         "-d",
-        help="model, memory, decode, compiled: design; repeatable. By default those of the table "
-        "of steps; compiled: all.",
+        help="model, memory, decode, compiled: design; repeatable. By default every design; "
+        "memory, decode: some with block and full reads, and ddl.",
     ),
     depth: list[int] = typer.Option([], "--depth", help="Number of blocks; repeatable for stack and memory."),
     width: int = typer.Option(None, help="Model width."),
     tokens: int = typer.Option(None, help="Sequence length in tokens."),
     rows: int = typer.Option(2, help="model, compiled: batch size."),
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
-    pairs: int = typer.Option(40, help="model, compiled: minimum number of rounds."),
-    attempts: int = typer.Option(3, help="model: repeat up to this often until the A/A control is within 2 %."),
+    pairs: int = typer.Option(20, help="model, compiled: minimum number of rounds."),
+    attempts: int = typer.Option(3, help="model: as many rounds again, up to this often, until A/A is within 1 %."),
     quick: bool = typer.Option(False, "--quick", help="plain: one tiny shape, to see that everything runs."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
-    out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
+    out: Path = path_option(
+        None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass; all: directory of files."
+    ),
+    resume: bool = typer.Option(False, "--resume", help="all: keep files measured with the present sources."),
     device: str = typer.Option(
         "cpu", "--device", help="cuda: check every kernel, then measure all tables, into one file to send back."
     ),
@@ -59,6 +62,7 @@ def command(
     """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or, with
     plain, the standard network against transformers' Llama and a plain form in PyTorch.
 
+    `residua bench all --out results/bench` measures every table in turn; on a quiet core that takes some 40 minutes.
     `residua bench --device cuda` is all of it on a GPU. `residua bench kernels` compiles the kernels for four kinds of
     GPU, which takes none.
     """
@@ -71,6 +75,9 @@ def command(
     if kind == "kernels":
         refuse_output(out, ".json")
         _device.kernels(out, as_json)
+        return
+    if kind == "all":
+        _all(out, resume)
         return
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
@@ -89,34 +96,36 @@ def command(
 
     import residua
     from residua.lab.bench import compiled as compiled_steps
-    from residua.lab.bench import decode, memory, model, profile, stack
+    from residua.lab.bench import decode, everything, memory, model, profile, stack
 
     torch.set_num_threads(threads)
     cores = [] if as_is else regime.pin(threads)
     first = depth[0] if depth else None
-    design = design or list(residua.names() if kind == "compiled" else DESIGNS)
+    standard, *others = residua.names()
+    every = {"compiled": [standard, *others], "model": list(dict.fromkeys((*DESIGNS, "attnres", *others)))}
+    design = design or every.get(kind, list(DESIGNS))
     run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
-        "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 20.0),
+        "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 8.0),
         "profile": lambda: profile.measure(first or 48, width or 256, tokens or 512),
         "model": lambda: model.measure(
-            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 60.0,
-            pairs=pairs, attempts=attempts,
+            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 10.0,
+            pairs=pairs, attempts=attempts, tell=tell,
         ),
         "memory": lambda: memory.measure(design, depth or list(DEPTHS), width=width or 256, tokens=tokens or 128),
-        "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 30.0),
-        "plain": lambda: _plain(shape, tokens, seconds or 20.0, quick),
+        "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 15.0),
+        "plain": lambda: _plain(shape, tokens, seconds or 6.0, quick),
         "compiled": lambda: compiled_steps.measure(
-            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 20.0,
+            design, depth=first or 2, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 4.0,
             pairs=pairs, tell=tell,
         ),
     }  # fmt: skip
-    with_designs = f" of standard, {', '.join(design)}" if kind in ("model", "memory", "decode") else ""
+    with_designs = f" of standard, {', '.join(design)}" if kind in ("memory", "decode") else ""
     tell(f"measuring {kind}{with_designs}")
-    measured = {kind: run[kind]()}
+    measured = {"regime": regime.describe(threads, cores), kind: run[kind]()}
     if out is not None:
-        subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
-        record.write(out, measured, command=typed(), regime=regime.describe(threads, cores), subjects=sorted(subjects))
+        passed = record.check(sorted(everything.subjects(measured)))
+        record.write(out, measured, command=typed(), passed=passed)
     if as_json:
         typer.echo(json.dumps(measured, indent=2))
         return
@@ -126,6 +135,26 @@ def command(
         show(sheet)
     if out is not None:
         typer.echo(f"written: {out}")
+
+
+def _all(folder: Path | None, resume: bool) -> None:
+    """Every kind but `kernels`, which times nothing."""
+    from residua.lab.bench import everything, record
+    from residua.lab.bench.table import sheets, show
+
+    if folder is None:
+        raise ValueError("residua bench all takes a directory for its files: --out results/bench")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; residua bench all writes several, into a directory")
+    record.tested_root()
+
+    def shown(measured: Values) -> None:
+        for sheet in sheets(measured):
+            show(sheet)
+
+    if failed := everything.measure(folder, resume=resume, tell=tell, show=shown):
+        tell(f"residua: not measured: {', '.join(failed)}")
+        raise typer.Exit(1)
 
 
 def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -> Values:
@@ -138,7 +167,7 @@ def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -
 
 
 def _ops(
-    names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool, seconds: float
+    names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool | None, seconds: float
 ) -> Values:
     from residua.lab.bench.cases import GRIDS, cases
     from residua.lab.bench.ops import growth, measure
