@@ -81,6 +81,7 @@ def test_kinds_print_json(arguments, kind, keys, here):
         (("ops", "--threads", "0"), "at least 1"),
         (("all",), "takes a directory"),
         (("all", "--out", "setup.py"), "is a file"),
+        (("model", "--compile-only"), "give it to ops, compiled or all"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, said, here):
@@ -126,6 +127,7 @@ def test_compiled_steps_are_measured_beside_eager_ones(here, monkeypatch):
     assert found["design"] == "hyper"
     assert found["kernel_calls"] > 2  # forward and backward of every site
     assert found["ratios"].keys() == {"compiled", "fused"}
+    assert here("compiled", "-d", "hyper", *shape, "--compile-only") == (0, "", "compiling hyper\n")
     code, out, _ = here("compiled", "-d", "hyper", "-d", "hyper:streams=2", *shape)
     assert code == 0
     (row,) = (line.split() for line in out.splitlines() if "hyper:streams=2" in line)

@@ -1,5 +1,6 @@
 """`residua bench all`: the tests once, then file after file; and which kernels serve a design."""
 
+import subprocess
 import sys
 
 import pytest
@@ -66,6 +67,22 @@ def test_sources_that_change_end_it(run, tmp_path, monkeypatch):
     assert code == 2
     assert "the sources have changed" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_compiling_needs_no_quiet_machine(run, monkeypatch):
+    seen = []
+
+    def residua(*arguments):
+        seen.append(arguments)
+        return subprocess.CompletedProcess(arguments, int(arguments[0] == "compiled"))
+
+    monkeypatch.setattr(everything, "FILES", {name: (name,) for name in ("stack", "ops", "compiled")})
+    monkeypatch.setattr(everything, "_residua", residua)
+    code, _, error, calls = run("--compile-only")
+    assert code == 1
+    assert seen == [("ops", "--compile-only"), ("compiled", "--compile-only")]
+    assert "not measured: compiled" in error
+    assert calls == {"tested": [], "measured": []}
 
 
 def test_hash_of_the_sources_is_of_every_file(tmp_path):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import typer
@@ -53,6 +55,9 @@ def command(
     out: Path = path_option(
         None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass; all: directory of files."
     ),
+    compile_only: bool = typer.Option(
+        False, "--compile-only", help="ops, compiled, all: compile what would be timed into Inductor's cache, and end."
+    ),
     resume: bool = typer.Option(False, "--resume", help="all: keep files measured with the present sources."),
     device: str = typer.Option(
         "cpu", "--device", help="cuda: check every kernel, then measure all tables, into one file to send back."
@@ -77,7 +82,7 @@ def command(
         _device.kernels(out, as_json)
         return
     if kind == "all":
-        _all(out, resume)
+        _all(out, resume, compile_only)
         return
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
@@ -86,24 +91,33 @@ def command(
     refuse_output(out, ".json")
     if kind in ("profile", "model", "decode", "compiled") and len(depth) > 1:
         raise ValueError(f"residua bench {kind} takes one --depth, not {len(depth)}")
-    from residua.lab.bench import record, regime
+    from residua.lab.bench import everything, record, regime
 
     if out is not None:
         record.tested_root()  # before minutes of measuring, not after
-    if not as_is:
+    if compile_only and (kind not in everything.COMPILING or out is not None):
+        raise ValueError("--compile-only measures nothing: give it to ops, compiled or all, without --out")
+    if not (as_is or compile_only):
         regime.enter(regime.GLIBC if kind == "plain" else regime.KEEP_PAGES, threads)
     import torch
 
     import residua
     from residua.lab.bench import compiled as compiled_steps
-    from residua.lab.bench import decode, everything, memory, model, profile, stack
+    from residua.lab.bench import decode, memory, model, profile, stack
 
     torch.set_num_threads(threads)
-    cores = [] if as_is else regime.pin(threads)
+    cores = [] if as_is or compile_only else regime.pin(threads)
     first = depth[0] if depth else None
     standard, *others = residua.names()
     every = {"compiled": [standard, *others], "model": list(dict.fromkeys((*DESIGNS, "attnres", *others)))}
     design = design or every.get(kind, list(DESIGNS))
+    shaped = {"depth": first or 2, "width": width or 256, "rows": rows, "tokens": tokens or 256}
+    if compile_only:
+        if kind == "ops":
+            _compile(op, shape, count, dtype, compiled)
+        else:
+            deque(compiled_steps.compiled(design, **shaped, tell=tell), maxlen=0)
+        return
     run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
         "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 8.0),
@@ -116,8 +130,7 @@ def command(
         "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 15.0),
         "plain": lambda: _plain(shape, tokens, seconds or 6.0, quick),
         "compiled": lambda: compiled_steps.measure(
-            design, depth=first or 2, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 4.0,
-            pairs=pairs, tell=tell,
+            design, **shaped, seconds=seconds or 4.0, pairs=pairs, tell=tell
         ),
     }  # fmt: skip
     with_designs = f" of standard, {', '.join(design)}" if kind in ("memory", "decode") else ""
@@ -137,11 +150,14 @@ def command(
         typer.echo(f"written: {out}")
 
 
-def _all(folder: Path | None, resume: bool) -> None:
+def _all(folder: Path | None, resume: bool, compile_only: bool) -> None:
     """Every kind but `kernels`, which times nothing."""
     from residua.lab.bench import everything, record
     from residua.lab.bench.table import sheets, show
 
+    if compile_only:
+        _end(everything.compile(tell))
+        return
     if folder is None:
         raise ValueError("residua bench all takes a directory for its files: --out results/bench")
     if folder.exists() and not folder.is_dir():
@@ -152,7 +168,12 @@ def _all(folder: Path | None, resume: bool) -> None:
         for sheet in sheets(measured):
             show(sheet)
 
-    if failed := everything.measure(folder, resume=resume, tell=tell, show=shown):
+    _end(everything.measure(folder, resume=resume, tell=tell, show=shown))
+
+
+def _end(failed: list[str]) -> None:
+    """Code 1 if something failed, which has said why."""
+    if failed:
         tell(f"residua: not measured: {', '.join(failed)}")
         raise typer.Exit(1)
 
@@ -164,6 +185,16 @@ def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -
         return plain.measure(((1, 32),), (8,), vocabulary=64, seconds=0.0, least=1)
     asked = [plain.parse_shape(one) for one in shapes] or plain.SHAPES
     return plain.measure(asked, (tokens,) if tokens else plain.CONTEXTS, seconds=seconds, say=tell)
+
+
+def _compile(names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool | None) -> None:
+    from residua.lab.bench.cases import GRIDS, cases
+    from residua.lab.bench.ops import compile
+
+    for name, dtype in product(names or GRIDS, dtypes):
+        for case in cases(name, shapes, counts, dtype_of(dtype, "float32", "bfloat16"), compiled):
+            tell(f"compiling {case.label()}")
+            compile(case)
 
 
 def _ops(

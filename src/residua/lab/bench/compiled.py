@@ -8,7 +8,7 @@ few blocks stand for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,24 @@ def forms(design: str, depth: int, width: int, rows: int, tokens: int) -> dict[s
     return {EAGER: step(model, "auto"), COMPILED: step(whole, "auto"), FUSED: step(fused, "reference")}
 
 
+def compiled(
+    designs: Sequence[str], depth: int, width: int, rows: int, tokens: int, tell: Callable[[str], None]
+) -> Iterator[tuple[str, dict[str, Form]]]:
+    """The forms that are timed of every design, each after its first run, which compiles it."""
+    known = set[str]()
+    for name in designs:
+        tell(f"compiling {name}")
+        named = forms(name, depth, width, rows, tokens)
+        with counted() as calls:
+            named[EAGER]()
+        if not calls.keys() - known:
+            named.pop(FUSED)
+        known |= calls.keys()
+        for form in named.values():
+            form()
+        yield name, named
+
+
 def measure(
     designs: Sequence[str],
     *,
@@ -53,16 +71,8 @@ def measure(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Measured:
     """Compiled over eager and fused over eager, each design in an interleaved run of its own."""
-    found, known = [], set[str]()
-    for name in designs:
-        tell(f"compiling {name}")
-        named = forms(name, depth, width, rows, tokens)
-        with counted() as eager:
-            named[EAGER]()
-        if not eager.keys() - known:
-            named.pop(FUSED)
-        known |= eager.keys()
-        named[COMPILED]()
+    found = []
+    for name, named in compiled(designs, depth, width, rows, tokens, tell):
         with counted() as calls:
             named[COMPILED]()
         timing = interleave(named, controlled=EAGER, seconds=seconds, least=pairs)

@@ -36,6 +36,10 @@ FILES: dict[str, tuple[str, ...]] = {
 """The files and what to give `residua bench` for each."""
 
 
+COMPILING = ("ops", "compiled")
+"""The kinds with compiled forms, whose graphs Inductor keeps in its cache."""
+
+
 def subjects(measured: Measured) -> set[str]:
     """The ops that were measured."""
     if "ops" in measured:
@@ -70,12 +74,24 @@ def measure(folder: Path, *, resume: bool, tell: Callable[[str], None], show: Ca
     return failed
 
 
+def compile(tell: Callable[[str], None]) -> list[str]:
+    """Compile all that would be timed, on all cores and any machine, busy or not; the names of what failed."""
+    compiling = {name: given for name, given in FILES.items() if given[0] in COMPILING}
+    for name in compiling:
+        tell(f"compiling what {name} measures")
+    return [name for name, given in compiling.items() if _residua(*given, "--compile-only").returncode]
+
+
 def _measured_with(sources: str, file: Path) -> bool:
     return file.is_file() and record.read(file)["regime"].get("sources") == sources
 
 
 def _process(arguments: Sequence[str]) -> Measured | None:
     """What `residua bench` measures, its progress on our stderr; None where it fails, which it has said."""
-    command = [sys.executable, "-c", "from residua.cli import main; main()", "bench", *arguments, "--json"]
-    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    ran = _residua(*arguments, "--json")
     return None if ran.returncode else json.loads(ran.stdout)
+
+
+def _residua(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from residua.cli import main; main()", "bench", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
