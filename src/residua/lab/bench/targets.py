@@ -16,6 +16,12 @@ from residua.lab.bench.table import Sheet
 from residua.lab.bench.timing import Measured
 from residua.registry import names
 
+STEPS = {
+    "delta:blocks=4": 1.02, "attnres:blocks=4": 1.02, "delta": 1.08, "attnres": 1.08, "mudd": 1.15, "mhc": 1.15,
+    "hyper": 1.15, "ddl": 1.03, "ddl:channels=4": 1.10,
+}  # fmt: skip
+"""Training steps over that of `standard`, at most."""
+
 Find = Callable[[Measured], float]
 Many = Callable[[Measured], dict[str, float]]
 
@@ -116,9 +122,7 @@ def _reads() -> Iterator[Target]:
 
 
 def _steps() -> Iterator[Target]:
-    for design, bar in (("delta:blocks=4", 1.02), ("attnres:blocks=4", 1.02), ("delta", 1.08), ("attnres", 1.08),
-                        ("mudd", 1.15), ("mhc", 1.15), ("hyper", 1.15), ("ddl", 1.03),
-                        ("ddl:channels=4", 1.10)):  # fmt: skip
+    for design, bar in STEPS.items():
         yield Target(f"training step, {design}", bar, False, _at("model", "ratios", design, "value"))
     yield Target("standard against itself (A/A)", 1, False, lambda files: 100 * files["model"]["control"], " %")
 
