@@ -48,7 +48,7 @@ def command(
     rows: int = typer.Option(2, help="model, compiled: batch size."),
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
     pairs: int = typer.Option(20, help="model, compiled: minimum number of rounds."),
-    attempts: int = typer.Option(3, help="model: as many rounds again, up to this often, until A/A is within 1 %."),
+    attempts: int = typer.Option(2, help="model: as many rounds again, up to this often, until A/A is within 1 %."),
     quick: bool = typer.Option(False, "--quick", help="plain: one tiny shape, to see that everything runs."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
