@@ -69,6 +69,15 @@ def test_sources_that_change_end_it(run, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "code", "found"),
+    [('{"a": 1}\n', 0, {"a": 1}), ('a library\n{\n"a": 1}\nends', 0, {"a": 1}), ("", 0, None), ('{"a": 1}', 2, None)],
+)
+def test_a_measuring_process_answers_in_json(said, code, found, monkeypatch):
+    monkeypatch.setattr(everything, "_residua", lambda *given: subprocess.CompletedProcess(given, code, stdout=said))
+    assert everything._process(("profile",)) == found
+
+
 def test_compiling_needs_no_quiet_machine(run, monkeypatch):
     seen = []
 

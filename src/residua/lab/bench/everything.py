@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -89,7 +90,10 @@ def _measured_with(sources: str, file: Path) -> bool:
 def _process(arguments: Sequence[str]) -> Measured | None:
     """What `residua bench` measures, its progress on our stderr; None where it fails, which it has said."""
     ran = _residua(*arguments, "--json")
-    return None if ran.returncode else json.loads(ran.stdout)
+    if ran.returncode:
+        return None
+    begins = re.search(r"^\{", ran.stdout, re.MULTILINE)  # after whatever a library had to say
+    return json.JSONDecoder().raw_decode(ran.stdout[begins.start() :])[0] if begins else None
 
 
 def _residua(*arguments: str) -> subprocess.CompletedProcess[str]:
