@@ -52,7 +52,7 @@ def test_plain_step_needs_every_shape():
         for depth, width in plain.SHAPES for context in plain.CONTEXTS
     ]  # fmt: skip
     what = "plain step, of the fastest rival, every shape"
-    assert verdicts({"plain": {"rows": rows}})[what] == ["0.927x (12 x 768, 128)", "missed"]
+    assert verdicts({"plain": {"rows": rows}})[what] == ["0.9268x (12 x 768, 128)", "missed"]
     assert verdicts({"plain": {"rows": rows[1:]}})[what] == ["-", "not measured"]
 
 

@@ -81,7 +81,7 @@ def judged(files: Measured) -> Sheet:
         except NotResolved as which:
             rows.append([*row, f"n.r.{which}", "not resolved"])
             continue
-        rows.append([*row, f"{found:.3g}{target.unit}{where}", "met" if target.met(found) else "missed"])
+        rows.append([*row, f"{found:.4g}{target.unit}{where}", "met" if target.met(found) else "missed"])
     return Sheet("The bars", ["what", "bar", "measured", ""], rows, ["Of several quantities the worst is shown."])
 
 
