@@ -18,7 +18,7 @@ def bench(kind: str) -> str:
 
     file = ROOT / "results" / "bench" / f"{kind}.json"
     if not file.exists():
-        return f"Not measured yet for this version: `residua bench {kind} --out results/bench/{kind}.json`."
+        return "Not measured yet for this version: `residua bench all --out results/bench --resume`."
     found = record.read(file)
     tables = "\n".join(markdown(sheet) for sheet in sheets(found))
     if "regime" not in found:  # compiled, and not run on anything

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from residua.lab.bench.cases import GRIDS, OPS, OURS, cases, parse_shape
+from residua.lab.bench.cases import GRIDS, OPS, OURS, cases, compiles, parse_shape
 from residua.lab.bench.ops import AGREEMENT, growth, measure
 from residua.lab.bench.stack import ours, public
 from residua.testing import error
@@ -69,5 +69,16 @@ def test_shape_is_refused(text):
         parse_shape(text)
 
 
-def test_grids_name_the_ops():
+def test_grids_name_the_ops_and_compile_each_once_at_least():
     assert GRIDS.keys() == OPS.keys()
+    for op, (shapes, counts) in GRIDS.items():
+        wanted = {(shape, n): compiles(op, parse_shape(shape)[0], n) for shape in shapes for n in counts}
+        assert any(wanted.values())
+    assert compiles("attend", 4096, 24)
+    assert not compiles("attend", 4096, 64)
+    assert not compiles("window_attend", 8192, 128)
+
+
+def test_full_run_compiles_what_the_grid_says():
+    at = {n: "compiled" in case.forms for n in (2, 4) for case in cases("attend", ["8x8"], [n], torch.float32, None)}
+    assert at == {2: False, 4: True}

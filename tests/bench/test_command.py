@@ -51,21 +51,23 @@ def test_ops_are_measured_and_recorded(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "kind", "keys"),
     [
-        (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"rows", "growth"}),
+        (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"types"}),
         (("profile", "--depth", "2", "--width", "16", "--tokens", "8"), "profile", {"forms", "bytes_per_second"}),
         (("memory", "--depth", "2", "--depth", "3", "--width", "8", "-d", "delta:blocks=4"), "memory", {"ratios"}),
         (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model", "converted"}),
         (
             ("model", "--depth", "1", "--width", "16", "--tokens", "8", "-d", "delta", "--pairs", "5"),
             "model",
-            {"ratios", "machinery", "resolved"},
+            {"ratios", "machinery", "served", "control"},
         ),
     ],
 )  # fmt: skip
 def test_kinds_print_json(arguments, kind, keys, here):
     code, out, error = here(*arguments, "--seconds", "0.05", "--json")
     assert code == 0, error
-    assert keys <= json.loads(out)[kind].keys()
+    found = json.loads(out)
+    assert keys <= found[kind].keys()
+    assert found["regime"]["sources"] == record.sources()
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,9 @@ def test_kinds_print_json(arguments, kind, keys, here):
         (("ops", "--dtype", "int8"), "float32, bfloat16"),
         (("model", "--depth", "1", "--depth", "2"), "one --depth"),
         (("ops", "--threads", "0"), "at least 1"),
+        (("all",), "takes a directory"),
+        (("all", "--out", "setup.py"), "is a file"),
+        (("model", "--compile-only"), "give it to ops, compiled or all"),
     ],
 )
 def test_wrong_input_is_one_line(arguments, said, here):
@@ -99,7 +104,7 @@ def test_gate_refuses_a_red_or_untested_op(tmp_path):
     folder.mkdir(parents=True)
     (folder / "test_good.py").write_text("def test_holds():\n    assert True\n")
     (folder / "test_bad.py").write_text("def test_breaks():\n    assert False\n")
-    assert record.check(["good"], tmp_path) == ["tests/ops/test_good.py"]
+    assert record.check(["good"], tmp_path) == {"good": ["tests/ops/test_good.py"]}
     with pytest.raises(ValueError, match="test_breaks"):
         record.check(["good", "bad"], tmp_path)
     with pytest.raises(ValueError, match="no tests of missing in"):
@@ -122,6 +127,8 @@ def test_compiled_steps_are_measured_beside_eager_ones(here, monkeypatch):
     assert found["design"] == "hyper"
     assert found["kernel_calls"] > 2  # forward and backward of every site
     assert found["ratios"].keys() == {"compiled", "fused"}
-    code, out, _ = here("compiled", "-d", "hyper", *shape)
-    assert "fused" in out
+    assert here("compiled", "-d", "hyper", *shape, "--compile-only") == (0, "", "compiling hyper\n")
+    code, out, _ = here("compiled", "-d", "hyper", "-d", "hyper:streams=2", *shape)
     assert code == 0
+    (row,) = (line.split() for line in out.splitlines() if "hyper:streams=2" in line)
+    assert row[3] == "-"  # its kernels were fused once

@@ -55,7 +55,7 @@ def test_quick_run_has_every_phase_and_rival():
     assert rows.keys() == set(plain.PHASES)
     for phase, row in rows.items():
         assert {"plain", "llama"} <= row["ratios"].keys() | {"residua"}
-        assert ("earlier" in row["ratios"]) == (phase == "step")
+        assert ("earlier" in row["ratios"]) == (phase == "step")  # of a narrow model
         fastest = min(row["ratios"][name]["value"] for name in ("plain", "llama"))
         assert row["of_fastest"] == pytest.approx(1 / fastest)
         assert "control" in row["ratios"]["plain"]
@@ -66,5 +66,6 @@ def test_shapes_are_depth_and_width():
     assert plain.parse_shape("6x64") == (6, 64)
     assert {(6, 64), (12, 256), (12, 768)} <= set(plain.SHAPES)
     assert plain.Shape(6, 64, 128).rows == 32
+    assert plain.Shape(12, 768, 1024).rows == 1
     with pytest.raises(ValueError, match="DEPTHxWIDTH"):
         plain.parse_shape("6")

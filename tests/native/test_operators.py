@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import residua
 from residua import ops
 from residua.model import ModelConfig, Transformer
 from residua.native import operators
@@ -18,11 +19,8 @@ from residua.testing import assert_close
 
 pytestmark = pytest.mark.slow
 BATCH, TOKENS = torch.export.Dim("batch"), torch.export.Dim("tokens")
-EXPORTED = {
-    "standard": "conv,swa:window=3,mlp", "attnres": "attn,mlp", "mudd": "attn,mlp", "ddl:channels=2": "attn,mlp",
-    "hyper": "attn,mlp", "mhc": "attn,mlp", "depthswa": "attn,mlp",
-}  # fmt: skip
-"""Designs, and a layout, that have every op between them: tracing takes a second each."""
+EXPORTED = dict.fromkeys((*residua.names(), "ddl:channels=2"), "attn,mlp") | {"standard": "conv,swa:window=3,mlp"}
+"""Every design, and a layout: tracing takes a second each."""
 
 RUN = """
 import sys, torch

@@ -1,8 +1,10 @@
 """The same C on another processor and from another compiler: calls that were made here are made again there."""
 
 import re
+import runpy
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
@@ -101,7 +103,12 @@ def test_replay_finds_a_number_that_is_off(tmp_path, recording):
     assert " off" in found.stdout
 
 
-def test_link_line_is_one_that_any_unix_takes():
-    """No option of one linker alone, and the name that the system gives to libraries."""
-    assert not [flag for flag in (*build.FLAGS, *build.OF_GCC) if flag.startswith("-Wl")]
-    assert build.SHIPPED.startswith("kernels.")
+@pytest.mark.parametrize(("platform", "name"), [("linux", "kernels.so"), ("darwin", "kernels.dylib")])
+def test_build_is_one_that_any_unix_takes(platform, name, monkeypatch):
+    """No option of one linker alone, no OpenMP, which Apple's compiler lacks, and the name that the system gives to
+    libraries."""
+    monkeypatch.setattr(sys, "platform", platform)
+    there = runpy.run_path(build.__file__)
+    assert there["SHIPPED"] == name
+    assert not [flag for flag in (*there["FLAGS"], *there["OF_GCC"]) if flag.startswith("-Wl") or "openmp" in flag]
+    assert not [file.name for file in build.sources() if re.search(r"omp\.h|#pragma omp", file.read_text())]

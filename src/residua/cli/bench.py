@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import typer
@@ -12,14 +14,9 @@ from residua.cli import _device
 from residua.cli._flags import dtype_of, path_option, refuse_output, tell, typed
 from residua.lab.common.files import Values
 
-KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain", "kernels")
-DESIGNS = ("attnres:blocks=4", "delta:blocks=4", "delta", "ddl", "ddl:channels=4")
+KINDS = ("ops", "stack", "profile", "model", "memory", "decode", "compiled", "plain", "kernels", "all")
+DESIGNS = ("delta:blocks=4", "attnres:blocks=4", "delta", "ddl", "ddl:channels=4")
 DEPTHS = (6, 12, 24, 48)
-SUBJECTS = {
-    "ops": (), "stack": ("attend",), "profile": ("attend",), "model": ("attend", "mix", "delta_write", "remix"),
-    "memory": ("attend",), "decode": ("attend", "window_attend"), "compiled": ("operators",), "plain": ("native_ops",),
-}  # fmt: skip
-"""The ops whose tests must pass before a file is written; for `ops`, those that were measured."""
 
 
 def command(
@@ -32,25 +29,36 @@ def command(
         [], "--count", "-n", help="ops: number of sources, channels or streams, or window size; repeatable."
     ),
     dtype: list[str] = typer.Option(["float32"], "--dtype", help="ops: float32 or bfloat16; repeatable."),
-    compiled: bool = typer.Option(True, "--compiled/--no-compiled", help="ops: include torch.compile (slow to start)."),
+    compiled: bool = typer.Option(
+        None,
+        "--compiled/--no-compiled",
+        help="ops: include torch.compile (slow to start). By default at some counts of each op.",
+        show_default=False,
+    ),
     design: list[str] = typer.Option(
         [],
         "--design",
         "-d",
-        help="model, memory, decode, compiled: design; repeatable. By default those of the table "
-        "of steps; compiled: all.",
+        help="model, memory, decode, compiled: design; repeatable. By default every design; "
+        "memory, decode: some with block and full reads, and ddl.",
     ),
     depth: list[int] = typer.Option([], "--depth", help="Number of blocks; repeatable for stack and memory."),
     width: int = typer.Option(None, help="Model width."),
     tokens: int = typer.Option(None, help="Sequence length in tokens."),
     rows: int = typer.Option(2, help="model, compiled: batch size."),
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
-    pairs: int = typer.Option(40, help="model, compiled: minimum number of rounds."),
-    attempts: int = typer.Option(3, help="model: repeat up to this often until the A/A control is within 2 %."),
+    pairs: int = typer.Option(20, help="model, compiled: minimum number of rounds."),
+    attempts: int = typer.Option(2, help="model: as many rounds again, up to this often, until A/A is within 1 %."),
     quick: bool = typer.Option(False, "--quick", help="plain: one tiny shape, to see that everything runs."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
-    out: Path = path_option(None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass."),
+    out: Path = path_option(
+        None, "--out", "-o", help="JSON file to write, if the tests of the measured ops pass; all: directory of files."
+    ),
+    compile_only: bool = typer.Option(
+        False, "--compile-only", help="ops, compiled, all: compile what would be timed into Inductor's cache, and end."
+    ),
+    resume: bool = typer.Option(False, "--resume", help="all: keep files measured with the present sources."),
     device: str = typer.Option(
         "cpu", "--device", help="cuda: check every kernel, then measure all tables, into one file to send back."
     ),
@@ -59,6 +67,7 @@ def command(
     """Measure the speed of ops, of depth reads, training steps (compiled too) and decoding, or peak memory; or, with
     plain, the standard network against transformers' Llama and a plain form in PyTorch.
 
+    `residua bench all --out results/bench` measures every table in turn; on a quiet core that takes some 40 minutes.
     `residua bench --device cuda` is all of it on a GPU. `residua bench kernels` compiles the kernels for four kinds of
     GPU, which takes none.
     """
@@ -72,6 +81,9 @@ def command(
         refuse_output(out, ".json")
         _device.kernels(out, as_json)
         return
+    if kind == "all":
+        _all(out, resume, compile_only)
+        return
     if kind not in KINDS:
         raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
     if threads < 1:
@@ -79,11 +91,13 @@ def command(
     refuse_output(out, ".json")
     if kind in ("profile", "model", "decode", "compiled") and len(depth) > 1:
         raise ValueError(f"residua bench {kind} takes one --depth, not {len(depth)}")
-    from residua.lab.bench import record, regime
+    from residua.lab.bench import everything, record, regime
 
     if out is not None:
         record.tested_root()  # before minutes of measuring, not after
-    if not as_is:
+    if compile_only and (kind not in everything.COMPILING or out is not None):
+        raise ValueError("--compile-only measures nothing: give it to ops, compiled or all, without --out")
+    if not (as_is or compile_only):
         regime.enter(regime.GLIBC if kind == "plain" else regime.KEEP_PAGES, threads)
     import torch
 
@@ -92,31 +106,39 @@ def command(
     from residua.lab.bench import decode, memory, model, profile, stack
 
     torch.set_num_threads(threads)
-    cores = [] if as_is else regime.pin(threads)
+    cores = [] if as_is or compile_only else regime.pin(threads)
     first = depth[0] if depth else None
-    design = design or list(residua.names() if kind == "compiled" else DESIGNS)
+    standard, *others = residua.names()
+    every = {"compiled": [standard, *others], "model": list(dict.fromkeys((*DESIGNS, "attnres", *others)))}
+    design = design or every.get(kind, list(DESIGNS))
+    shaped = {"depth": first or 2, "width": width or 256, "rows": rows, "tokens": tokens or 256}
+    if compile_only:
+        if kind == "ops":
+            _compile(op, shape, count, dtype, compiled)
+        else:
+            deque(compiled_steps.compiled(design, **shaped, tell=tell), maxlen=0)
+        return
     run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
-        "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 20.0),
+        "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 8.0),
         "profile": lambda: profile.measure(first or 48, width or 256, tokens or 512),
         "model": lambda: model.measure(
-            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 60.0,
-            pairs=pairs, attempts=attempts,
+            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 10.0,
+            pairs=pairs, attempts=attempts, tell=tell,
         ),
         "memory": lambda: memory.measure(design, depth or list(DEPTHS), width=width or 256, tokens=tokens or 128),
-        "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 30.0),
-        "plain": lambda: _plain(shape, tokens, seconds or 20.0, quick),
+        "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 15.0),
+        "plain": lambda: _plain(shape, tokens, seconds or 6.0, quick),
         "compiled": lambda: compiled_steps.measure(
-            design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 20.0,
-            pairs=pairs, tell=tell,
+            design, **shaped, seconds=seconds or 4.0, pairs=pairs, tell=tell
         ),
     }  # fmt: skip
-    with_designs = f" of standard, {', '.join(design)}" if kind in ("model", "memory", "decode") else ""
+    with_designs = f" of standard, {', '.join(design)}" if kind in ("memory", "decode") else ""
     tell(f"measuring {kind}{with_designs}")
-    measured = {kind: run[kind]()}
+    measured = {"regime": regime.describe(threads, cores), kind: run[kind]()}
     if out is not None:
-        subjects = {row["op"] for row in measured["ops"]["rows"]} if kind == "ops" else SUBJECTS[kind]
-        record.write(out, measured, command=typed(), regime=regime.describe(threads, cores), subjects=sorted(subjects))
+        passed = record.check(sorted(everything.subjects(measured)))
+        record.write(out, measured, command=typed(), passed=passed)
     if as_json:
         typer.echo(json.dumps(measured, indent=2))
         return
@@ -128,6 +150,34 @@ def command(
         typer.echo(f"written: {out}")
 
 
+def _all(folder: Path | None, resume: bool, compile_only: bool) -> None:
+    """Every kind but `kernels`, which times nothing."""
+    from residua.lab.bench import everything, record
+    from residua.lab.bench.table import sheets, show
+
+    if compile_only:
+        _end(everything.compile(tell))
+        return
+    if folder is None:
+        raise ValueError("residua bench all takes a directory for its files: --out results/bench")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; residua bench all writes several, into a directory")
+    record.tested_root()
+
+    def shown(measured: Values) -> None:
+        for sheet in sheets(measured):
+            show(sheet)
+
+    _end(everything.measure(folder, resume=resume, tell=tell, show=shown))
+
+
+def _end(failed: list[str]) -> None:
+    """Code 1 if something failed, which has said why."""
+    if failed:
+        tell(f"residua: not measured: {', '.join(failed)}")
+        raise typer.Exit(1)
+
+
 def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -> Values:
     from residua.lab.bench import plain
 
@@ -137,8 +187,18 @@ def _plain(shapes: list[str], tokens: int | None, seconds: float, quick: bool) -
     return plain.measure(asked, (tokens,) if tokens else plain.CONTEXTS, seconds=seconds, say=tell)
 
 
+def _compile(names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool | None) -> None:
+    from residua.lab.bench.cases import GRIDS, cases
+    from residua.lab.bench.ops import compile
+
+    for name, dtype in product(names or GRIDS, dtypes):
+        for case in cases(name, shapes, counts, dtype_of(dtype, "float32", "bfloat16"), compiled):
+            tell(f"compiling {case.label()}")
+            compile(case)
+
+
 def _ops(
-    names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool, seconds: float
+    names: list[str], shapes: list[str], counts: list[int], dtypes: list[str], compiled: bool | None, seconds: float
 ) -> Values:
     from residua.lab.bench.cases import GRIDS, cases
     from residua.lab.bench.ops import growth, measure

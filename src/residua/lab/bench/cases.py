@@ -194,17 +194,27 @@ GRIDS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 }
 """The shapes (tokens x width) and counts that a full run measures."""
 
+COMPILED_COUNTS = (1, 4, 24, 128)
+"""Counts, one of every op at least, of which a full run has a compiled form: it takes longer to make than the others to
+measure."""
+
+
+def compiles(op: str, tokens: int, n: int) -> bool:
+    """Whether a full run compiles this case; of long windows it would be PyTorch's attention again."""
+    return n in COMPILED_COUNTS and not (op == "window_attend" and tokens > 2048)
+
 
 def cases(
-    op: str, shapes: Sequence[str] | None, counts: Sequence[int] | None, dtype: torch.dtype, compile: bool
+    op: str, shapes: Sequence[str] | None, counts: Sequence[int] | None, dtype: torch.dtype, compile: bool | None
 ) -> Iterator[OpCase]:
-    """The cases of one op; None takes the full grid."""
+    """The cases of one op; None takes the full grid, and compiles what a full run does."""
     if op not in OPS:
         raise ValueError(f"no op {op!r} to measure; there are {', '.join(OPS)}")
     for shape in shapes or GRIDS[op][0]:
         tokens, width = parse_shape(shape)
         for n in counts or GRIDS[op][1]:
-            yield OPS[op](tokens, width, n, dtype, compile=compile)
+            wanted = compiles(op, tokens, n) if compile is None else compile
+            yield OPS[op](tokens, width, n, dtype, compile=wanted)
 
 
 def parse_shape(text: str) -> tuple[int, int]:

@@ -31,6 +31,13 @@ def measure(case: OpCase, seconds: float) -> Measured:
     return row
 
 
+def compile(case: OpCase) -> None:
+    """Run the compiled form of a case once, which leaves it in Inductor's cache for `measure`."""
+    if COMPILED in case.forms:
+        case.forward(COMPILED)()
+        case.both(COMPILED)()
+
+
 def growth(rows: Sequence[Measured], over: str) -> dict[str, float] | None:
     """The exponents of our forward and forward + backward time in `over`, at the widest shape that varies in it.
 

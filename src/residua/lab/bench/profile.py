@@ -7,7 +7,6 @@ the rates of a matrix product and of a plain sum in the same process.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 
 from residua.lab.bench import stack
 from residua.lab.bench.cases import OURS, attend
+from residua.lab.bench.device import now
 from residua.lab.bench.timing import Form, Measured
 from residua.native.library import TYPES, library
 
@@ -25,9 +25,10 @@ BOUNDS = 9
 
 def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> Measured:
     """The reads of a deep stack, and single reads whose bars are about the smallest and the largest."""
-    named = {
-        f"all reads of {depth} blocks, full delta, {tokens}x{width}": stack.ours("delta", depth, width, tokens),
-    }
+    named = {}
+    for dtype in stack.TYPES:
+        told = f"all reads of {depth} blocks, full delta, {tokens}x{width} {str(dtype).removeprefix('torch.')}"
+        named[told] = stack.ours("delta", depth, width, tokens, dtype=dtype)
     for sides, n in (((2048, 256), 4), ((4096, 512), 24)):
         case = attend(*sides, n, torch.float32, compile=False)
         named[case.label()] = case.both(OURS)
@@ -59,9 +60,9 @@ def _parts(form: Form, repeats: int) -> Measured:
 
 
 def _seconds(form: Form) -> float:
-    began = time.perf_counter()
+    began = now()
     form()
-    return time.perf_counter() - began
+    return now() - began
 
 
 @contextmanager
@@ -73,9 +74,9 @@ def _watched(seen: dict[str, dict[str, float]]) -> Iterator[None]:
 
     def watch(run: Callable[..., int], phase: str) -> Callable[..., int]:
         def watched(*arguments: Any) -> int:
-            began = time.perf_counter()
+            began = now()
             answer = run(*arguments)
-            took = time.perf_counter() - began
+            took = now() - began
             kind = "read" if arguments[6] == 1 and not arguments[13] else "merge" if arguments[13] else "group of reads"
             found = seen.setdefault(f"{kind}, {phase}", {"seconds": 0.0, "calls": 0, "multiplies": 0, "bytes": 0})
             multiplies, moved = _cost(phase, *arguments[:7])

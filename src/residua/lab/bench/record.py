@@ -1,10 +1,12 @@
 """A results file: what was measured, under which regime, by which command, behind which green tests.
 
-No results from a red op: the tests of what was measured run first, and a failure keeps the file unwritten.
+No results from a red op: the tests of what was measured run, and a failure keeps the file unwritten. Several files take
+one run of the tests while the sources stay as they were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -16,12 +18,22 @@ from residua.lab.checkout import checkout
 from residua.lab.common.files import write_text
 
 FORMAT = 1
+PACKAGE = Path(__file__).resolve().parents[2]
 
 
-def write(path: Path, measured: Measured, *, command: str, regime: Measured, subjects: Iterable[str]) -> None:
-    """Check the gate, then write the file whole or not at all."""
-    found = {"format": FORMAT, "command": command, "regime": regime, "tests": check(subjects), **measured}
+def write(path: Path, measured: Measured, *, command: str, passed: dict[str, list[str]]) -> None:
+    """The file, whole or not at all, behind the tests that `check` gave."""
+    tests = sorted({file for files in passed.values() for file in files})
+    found = {"format": FORMAT, "command": command, "tests": tests, **measured}
     write_text(path, json.dumps(found, indent=2) + "\n")
+
+
+def sources(package: Path = PACKAGE) -> str:
+    """A hash of all code of the package: what was tested and what was measured must be the same."""
+    digest = hashlib.sha256()
+    for file in sorted(one for one in package.rglob("*") if one.suffix in (".py", ".c", ".h", ".cpp")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def read(path: Path) -> Measured:
@@ -43,8 +55,9 @@ def tested_root() -> Path:
     return root
 
 
-def check(subjects: Iterable[str], root: Path | None = None) -> list[str]:
-    """Run tests/ops/test_<subject>*.py for every subject; the files that ran. Raises where one fails or none is."""
+def check(subjects: Iterable[str], root: Path | None = None) -> dict[str, list[str]]:
+    """Run tests/ops/test_<subject>*.py for every subject, each once; the files by subject. Raises where one fails or
+    none is."""
     root = tested_root() if root is None else root
     found = {subject: sorted((root / "tests" / "ops").glob(f"test_{subject}*.py")) for subject in subjects}
     untested = [subject for subject, files in found.items() if not files]
@@ -56,4 +69,4 @@ def check(subjects: Iterable[str], root: Path | None = None) -> list[str]:
     if ran.returncode:
         last = next((line for line in reversed(ran.stdout.splitlines()) if line.startswith("FAILED")), "")
         raise ValueError(f"the tests of {', '.join(found)} fail, so no results are written. {last}".strip())
-    return [str(file.relative_to(root)) for file in files]
+    return {subject: [str(file.relative_to(root)) for file in each] for subject, each in found.items()}

@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 
+from residua.lab.bench import record
 from residua.lab.bench.timing import Measured
 from residua.lab.common.files import versions
 from residua.lab.common.hardware import processor
@@ -30,6 +31,7 @@ def environment(tunables: str, threads: int) -> dict[str, str]:
     """The environment of a measuring process: allocator and threads are read once, when a process starts."""
     return {
         **os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": str(threads), _ENTERED: "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": str(threads),  # no pool of compilers beside what is timed
     }  # fmt: skip
 
 
@@ -65,4 +67,5 @@ def describe(threads: int, cores: list[int]) -> Measured:
         "pinned": len(cores),
         "allocator": os.environ.get("GLIBC_TUNABLES", ""),
         "kernels": _backend.kernels(),
+        "sources": record.sources(),
     }

@@ -19,13 +19,17 @@ from residua.plan import Plan, parse_layout
 from residua.registry import build
 from residua.runner import walk
 
+TYPES = (torch.float32, torch.bfloat16)
+
 
 def trivial_sublayers(depth: int, width: int) -> Tensor:
     """A gain per channel and sublayer: the cheapest sublayer whose outputs are not all multiples of its input."""
     return 0.5 * torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(3)).to(current())
 
 
-def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -> Form:
+def ours(
+    design: str, depth: int, width: int, tokens: int, moved: float = 0.1, dtype: torch.dtype = torch.float32
+) -> Form:
     """Forward and backward of a design's stream over `depth` blocks of two trivial sublayers, its parameters `moved`
     away from their start."""
     plan = Plan.regular(width, depth, parse_layout("attn,mlp"))
@@ -35,9 +39,9 @@ def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -
     with torch.no_grad():
         for parameter in stream.parameters():
             parameter.add_(moved * torch.randn(parameter.shape, generator=generator))
-    stream.to(current())
-    x, slope = _input(width, tokens)
-    inputs, gains = [x, *stream.parameters()], trivial_sublayers(depth, width)
+    stream.to(current(), dtype)
+    x, slope = _input(width, tokens, dtype)
+    inputs, gains = [x, *stream.parameters()], trivial_sublayers(depth, width).to(dtype)
 
     def run() -> Any:
         *_, head = walk(stream, x, lambda site, read: gains[site.index] * read.lanes[0])
@@ -47,12 +51,14 @@ def ours(design: str, depth: int, width: int, tokens: int, moved: float = 0.1) -
     return run
 
 
-def public(depth: int, width: int, tokens: int, block: int = 1, scale: float = 0.1) -> Form:
+def public(
+    depth: int, width: int, tokens: int, block: int = 1, scale: float = 0.1, dtype: torch.dtype = torch.float32
+) -> Form:
     """The same for delta attention residuals as public code writes them: a list, stacked at every read."""
-    x, slope = _input(width, tokens)
+    x, slope = _input(width, tokens, dtype)
     drawn = torch.randn(2 * depth, width, generator=torch.Generator().manual_seed(2))
-    queries = (scale * drawn).to(current()).requires_grad_()
-    gains = trivial_sublayers(depth, width)
+    queries = (scale * drawn).to(current(), dtype).requires_grad_()
+    gains = trivial_sublayers(depth, width).to(dtype)
 
     def run() -> Any:
         h, change, sources = x, None, [x]
@@ -67,7 +73,17 @@ def public(depth: int, width: int, tokens: int, block: int = 1, scale: float = 0
     return run
 
 
-def measure(depths: Sequence[int], width: int, tokens: int, seconds: float, blocks: int = 4) -> dict[str, Any]:
+def measure(
+    depths: Sequence[int], width: int, tokens: int, seconds: float, types: Sequence[torch.dtype] = TYPES
+) -> dict[str, Any]:
+    """Every type, its name first."""
+    found = {str(dtype).removeprefix("torch."): _type(dtype, depths, width, tokens, seconds) for dtype in types}
+    return {"width": width, "tokens": tokens, "types": found}
+
+
+def _type(
+    dtype: torch.dtype, depths: Sequence[int], width: int, tokens: int, seconds: float, blocks: int = 4
+) -> dict[str, Any]:
     """Standard, full and block deltas, ours and public, over depth.
 
     The public forms take so long that a budget holds few rounds of them. So ours also run without them, in many rounds,
@@ -77,10 +93,10 @@ def measure(depths: Sequence[int], width: int, tokens: int, seconds: float, bloc
     for depth in depths:
         blocked = f"delta:blocks={blocks}"
         names = ("standard", "delta", blocked, f"attnres:blocks={blocks}", "delta:block=4")
-        fast = {name: ours(name, depth, width, tokens) for name in names}
+        fast = {name: ours(name, depth, width, tokens, dtype=dtype) for name in names}
         slow = {
-            "public": public(depth, width, tokens),
-            f"public blocks={blocks}": public(depth, width, tokens, block=max(1, 2 * depth // blocks)),
+            "public": public(depth, width, tokens, dtype=dtype),
+            f"public blocks={blocks}": public(depth, width, tokens, block=max(1, 2 * depth // blocks), dtype=dtype),
         }
         alone = interleave(fast, controlled="delta", seconds=seconds / 2)
         subjects = {name: fast[name] for name in ("delta", blocked)}
@@ -95,7 +111,7 @@ def measure(depths: Sequence[int], width: int, tokens: int, seconds: float, bloc
                 },
             }
         )
-    return {"width": width, "tokens": tokens, "rows": rows, "growth": _growth(rows)}
+    return {"rows": rows, "growth": _growth(rows)}
 
 
 def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -110,7 +126,7 @@ def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
     return {name: exponent(depths, net(name)) for name in rows[0]["seconds"] if name != "standard"}
 
 
-def _input(width: int, tokens: int) -> tuple[Tensor, Tensor]:
+def _input(width: int, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, slope = torch.randn(2, 1, tokens, width, generator=generator).to(current())
+    x, slope = torch.randn(2, 1, tokens, width, generator=generator).to(current(), dtype)
     return x.requires_grad_(), slope

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from residua.lab.bench.cases import COMPILED, OURS, PLAIN, PUBLIC
+from residua.lab.bench.model import RESOLUTION
 from residua.lab.bench.timing import Measured, Ratio
 from residua.lab.common.tables import print_table
 
@@ -77,17 +78,20 @@ def _ops(measured: Measured) -> Sheet:
 
 
 def _stack(measured: Measured) -> Sheet:
-    depths = [row["depth"] for row in measured["rows"]]
+    first = next(iter(measured["types"].values()))
+    depths = [row["depth"] for row in first["rows"]]
     rows = []
-    for name in measured["rows"][0]["seconds"]:
-        took = [f"{1e3 * row['seconds'][name]:.1f}" for row in measured["rows"]]
-        power = measured["growth"].get(name)
-        faster = measured["rows"][-1]["ratios"].get(name)
-        rows.append([name, *took, "-" if power is None else f"L^{power:.2f}", ratio(faster)])
+    for dtype, found in measured["types"].items():
+        for name in found["rows"][0]["seconds"]:
+            took = [f"{1e3 * row['seconds'][name]:.1f}" for row in found["rows"]]
+            power = found["growth"].get(name)
+            faster = found["rows"][-1]["ratios"].get(name)
+            control = f"{100 * faster['control']:.0f} %" if faster else "-"
+            rows.append([f"{name}, {dtype}", *took, "-" if power is None else f"L^{power:.2f}", ratio(faster), control])
     title = (
         f"All reads and writes of a stack, forward and backward, ms, {measured['tokens']} tokens x {measured['width']}"
     )
-    columns = ["", *(f"L={depth}" for depth in depths), "growth", f"public at L={depths[-1]}"]
+    columns = ["", *(f"L={depth}" for depth in depths), "growth", f"public at L={depths[-1]}", "A/A"]
     return Sheet(title, columns, rows, ["growth: of the time above that of standard."])
 
 
@@ -114,19 +118,28 @@ def _profile(measured: Measured) -> Sheet:
 def _model(measured: Measured) -> Sheet:
     rows = [
         [name, f"{found['value']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}", f"{100 * found['control']:.1f} %",
-         f"{100 * measured['machinery'][name]:.1f} %"]
+         f"{100 * measured['machinery'][name]:.1f} %", _served(measured["served"][name])]
         for name, found in measured["ratios"].items()
     ]  # fmt: skip
-    said = "resolves" if measured["resolved"] else "does NOT resolve"
+    said = "resolves" if measured["control"] <= RESOLUTION else "does NOT resolve"
+    groups, rounds = len(measured["controls"]), [found["rounds"] for found in measured["ratios"].values()]
     notes = [
-        f"standard takes {1e3 * measured['step_seconds']:.0f} ms; its control {said} 2 % "
-        f"({len(measured['attempts'])} attempts). machinery: the design's own reads and writes alone, over that step."
+        f"standard takes {1e3 * measured['step_seconds']:.0f} ms; its control {said} {100 * RESOLUTION:.0f} % "
+        f"({groups} interleaved runs with a standard and a control each, {min(rounds)} to {max(rounds)} rounds). "
+        "machinery: the design's own reads and writes alone, over that step. kernels: the ops with a fast path that "
+        "they call."
     ]
     title = (
         f"A training step over that of `standard`, {measured['depth']} x {measured['width']}, "
         f"{measured['rows']} x {measured['tokens']} tokens"
     )
-    return Sheet(title, ["design", "step", "95 % interval", "A/A", "machinery"], rows, notes)
+    return Sheet(title, ["design", "step", "95 % interval", "A/A", "machinery", "kernels"], rows, notes)
+
+
+def _served(found: Measured) -> str:
+    """`attend, mix`, or what runs instead of a kernel."""
+    without = f"no fast path: {', '.join(found['references'])} by the reference" if found["references"] else ""
+    return ", ".join(found["kernels"] + [without] * bool(without)) or "no fast path: PyTorch's operations"
 
 
 def _memory(measured: Measured) -> Sheet:
@@ -178,8 +191,8 @@ def _plain(measured: Measured) -> Sheet:
     notes = [
         f"Vocabulary {measured['vocabulary']}, float32. forward: logits of a batch; step: loss, gradients, clipping, "
         "AdamW; decode: one token after the context, batch 1. Times of others over ours: plain, a careful form in "
-        "PyTorch alone; llama, transformers' own; earlier, our step without kernels, with all logits and an allocator "
-        "that returns pages. of fastest: our time over that of the faster rival."
+        "PyTorch alone; llama, transformers' own; earlier, our narrow step without kernels, with all logits and an "
+        "allocator that returns pages. of fastest: our time over that of the faster rival."
     ]
     columns = ["blocks x width, context", "", "ms", "tokens/s", "plain", "llama", "earlier", "of fastest", "A/A"]
     return Sheet("`standard` against the same network written by others", columns, rows, notes)
@@ -191,7 +204,7 @@ def _compiled(measured: Measured) -> Sheet:
         found = one["ratios"]
         rows.append([
             one["design"], f"{1e3 * one['seconds']:.1f}",
-            *(f"{found[form]['value']:.3f}" for form in ("compiled", "fused")),
+            *(f"{found[form]['value']:.3f}" if form in found else "-" for form in ("compiled", "fused")),
             f"{found['compiled']['low']:.3f} to {found['compiled']['high']:.3f}",
             f"{100 * found['compiled']['control']:.1f} %", str(one["kernel_calls"]),
         ])  # fmt: skip
@@ -200,8 +213,8 @@ def _compiled(measured: Measured) -> Sheet:
         f"{measured['rows']} x {measured['tokens']} tokens"
     )
     notes = [
-        "compiled: the kernels as operators of the graph; fused: without them, the references as Inductor fuses them; "
-        "interval and A/A of the first. kernels: calls of C a compiled step."
+        "compiled: the kernels as operators of the graph; fused: without them, the references as Inductor fuses them, "
+        "for the first design that calls a kernel; interval and A/A of the first. kernels: calls of C a compiled step."
     ]
     return Sheet(title, ["design", "eager ms", "compiled", "fused", "95 % interval", "A/A", "kernels"], rows, notes)
 

@@ -30,6 +30,9 @@ CONTROL = "control"
 SHORT = 0.05
 """Seconds: a longer form fills the caches with its own in a small part of its time."""
 
+ENOUGH = 2e-3
+"""Seconds that the clock needs to time a sample: what is faster is repeated."""
+
 TOO_NOISY = 0.25
 """Above this control nothing is resolved: a form that differs from itself by a quarter can hide any claim."""
 
@@ -73,6 +76,10 @@ class Timing:
         """The least disturbed round."""
         return min(self.seconds[form])
 
+    def then(self, later: Timing) -> Timing:
+        """The rounds of both."""
+        return Timing({form: [*taken, *later.seconds[form]] for form, taken in self.seconds.items()})
+
     def ratio(self, subject: str, other: str, controlled: str) -> Ratio:
         """Slowdown of `other` over `subject`; `controlled` was timed twice, as the A/A control."""
         value, low, high = _median_interval(self._paired(other, subject))
@@ -92,10 +99,11 @@ def interleave(
     Fast forms are repeated inside a round until a sample is long enough for the clock. A short form runs once untimed
     before it is timed: all then find the caches as their own kind leaves them, and not one of them as its control does.
     """
+    first = {label: _warm(form) for label, form in forms.items()}
+    first[CONTROL] = first[controlled]  # the same work, or it would be no control
     labelled = dict(forms) | {CONTROL: forms[controlled]}
-    repeats = {label: _repeats(form) for label, form in labelled.items()}
-    repeats[CONTROL] = repeats[controlled]  # the same work, or it would be no control
-    short = {label for label, form in labelled.items() if repeats[label] > 1 or _sample(form, 1) < SHORT}
+    repeats = {label: max(1, math.ceil(ENOUGH / max(took, 1e-7))) for label, took in first.items()}
+    short = {label for label, took in first.items() if took < SHORT}
     taken: dict[str, list[float]] = {label: [] for label in labelled}
     order, spent = list(labelled), 0.0
     while len(taken[CONTROL]) < least or (spent < seconds and len(taken[CONTROL]) < most):
@@ -109,9 +117,9 @@ def interleave(
     return Timing(taken)
 
 
-def _repeats(form: Form, enough: float = 2e-3) -> int:
-    form()  # warm: allocations, lazy builds, compilation
-    return max(1, math.ceil(enough / max(_sample(form, 1), 1e-7)))
+def _warm(form: Form) -> float:
+    form()  # allocations, lazy builds, compilation
+    return _sample(form, 1)
 
 
 def _sample(form: Form, repeats: int) -> float:

@@ -48,7 +48,7 @@ def measure(device: torch.device, sizes: Sizes, tell: Callable[[str], None]) -> 
     parts: dict[str, Callable[[], Measured]] = {
         "read": lambda: _read(sizes, device),
         "ops": lambda: _ops(sizes, tell),
-        "stack": lambda: stack.measure(sizes.depths, sizes.width, sizes.tokens, sizes.seconds),
+        "stack": lambda: stack.measure(sizes.depths, sizes.width, sizes.tokens, sizes.seconds, sizes.types),
         "model": lambda: model.measure(
             sizes.designs, depth=sizes.depths[0], width=sizes.width, rows=sizes.rows, tokens=sizes.tokens,
             seconds=4 * sizes.seconds, pairs=5, attempts=2,
