@@ -189,6 +189,8 @@ def test_time_that_is_up_saves_every_run_and_starts_no_other(tmp_path, monkeypat
     monkeypatch.setattr(executing, "PATIENCE", 0.1)
     clock = iter([0.0, 0.0, 5.0, 11.0, *[12.0 + i for i in range(99)]])
     monkeypatch.setattr(executing.time, "monotonic", lambda: next(clock))
+    pauses = iter(range(50))  # a loop that forgets its time ends here
+    monkeypatch.setattr(executing.time, "sleep", lambda seconds: next(pauses))
     pool, one = Fake("never"), plan(tune={})
     deadline = deadline_after(10 / 60)
     with pytest.raises(TimeIsUp):
