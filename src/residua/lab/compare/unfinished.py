@@ -50,6 +50,9 @@ def missing(plan: ComparePlan, out: Path, series: Sequence[Series], diverged: Co
         rows.append(
             {
                 "label": variant.label,
+                "design": variant.design,
+                "layout": variant.layout,
+                "size": str(variant.size),
                 "seeds": counts.get(variant.label, 0),
                 "of": planned,
                 **({} if trials is None else {"trials": trials[0], "of_trials": trials[1]}),
