@@ -240,8 +240,7 @@ def place(tmp_path, monkeypatch):
 
 
 def command(out, *flags):
-    given = ["compare", "--plan", "plan.toml", "--out", out, "--records", "kept", "--no-report", *flags]
-    return CliRunner().invoke(app, given)
+    return CliRunner().invoke(app, ["compare", "--plan", "plan.toml", "--out", out, "--records", "kept", *flags])
 
 
 def test_command_that_runs_out_of_time_says_so_and_its_records_give_a_table(place, tmp_path, monkeypatch):
@@ -259,18 +258,22 @@ def test_command_that_runs_out_of_time_says_so_and_its_records_give_a_table(plac
     monkeypatch.setattr(executing.time, "monotonic", begun)
     place.made.clear()
     made = {}
-    for out in ("table", "again"):
+    for out in ("one/table", "two/table"):  # a page has the name of its directory
         said = command(out, "--so-far")
         assert said.exit_code == 0, said.output
         assert "so far, nothing is judged yet" in said.output
         made[out] = {path.name: path.read_bytes() for path in (tmp_path / out).glob("results.*")}
-        made[out]["figures"] = (tmp_path / out / "figures.json").read_bytes()
-    assert made["table"] == made["again"]
-    assert json.loads(made["table"]["results.json"])["unfinished"]["runs"] == 3
+        made[out] |= {name: (tmp_path / out / name).read_bytes() for name in ("figures.json", "report.html")}
+    first, second = made.values()
+    assert first == second
+    assert json.loads(first["results.json"])["unfinished"]["runs"] == 3
+    assert b"UNFINISHED: 3 of 6 runs (2 of 3 seeds: standard; 1 of 3 seeds: attnres)" in first["report.html"]
     assert not place.made
-    assert command("table").exit_code == 0  # the same directory goes on, with the runs that are missing
+    assert (
+        command("one/table", "--no-report").exit_code == 0
+    )  # the same directory goes on, with the runs that are missing
     assert len(place.made) == 3
-    assert "unfinished" not in json.loads((tmp_path / "table" / "results.json").read_text())
+    assert "unfinished" not in json.loads((tmp_path / "one" / "table" / "results.json").read_text())
 
 
 def test_so_far_refuses_what_it_does_not_need(place):
