@@ -60,6 +60,12 @@ def claims() -> str:
     return f"{shown}\n\n{fence(chr(10).join(commands), 'sh')}"
 
 
+def figure(name: str) -> str:
+    """A picture of a committed comparison that `tools/update_figures` drew; nothing where there is none yet."""
+    there = (ROOT / "docs" / "assets" / f"{name}.svg").exists()
+    return f"![{name.replace('-', ', ')}](assets/{name}.svg)" if there else ""
+
+
 def routing(name: str) -> str:
     """How sharp the reads of a comparison's deep third are."""
     file = ROOT / "results" / name / "results.json"

@@ -16,7 +16,7 @@ from residua.registry import build
 CLAIM = PaperClaim(claim="It is better", who="a paper", results="main", own="mhc")
 
 
-def write(folder, rows, *, key="loss", diverged=()):
+def write(folder, rows, *, key="loss", diverged=(), owed=()):
     """A results file: rows of design, size and the values of its seeds, the baseline of a size first."""
     made, runs, bases = [], [], {}
     for design, size, values in rows:
@@ -31,6 +31,20 @@ def write(folder, rows, *, key="loss", diverged=()):
         runs += [{"label": label, "folder": f"runs/x/seed{seed}", key: value} for seed, value in enumerate(values)]
     (folder / "main").mkdir(parents=True, exist_ok=True)
     found = {"rows": made, "runs": runs, "command": "residua compare", "diverged": list(diverged), "notes": []}
+    if owed:
+        rows = [
+            {
+                "label": f"{design} | {size}",
+                "design": design,
+                "layout": "attn,mlp",
+                "size": size,
+                "seeds": seeds,
+                "of": 5,
+            }
+            for design, size, seeds in owed
+        ]
+        found |= {"unfinished": {"runs": 1, "of": 9, "rows": rows}}
+        found |= {"plan": {"designs": ["standard", "mhc"], "baseline": None, "layouts": ["attn,mlp"]}}
     (folder / "main" / "results.json").write_text(json.dumps(found))
     return folder
 
@@ -98,6 +112,42 @@ def test_row_that_diverged_is_undecided_and_one_that_never_was_is_an_error(tmp_p
     assert (one.verdict, one.measured()) == ("undecided", "a seed diverged")
     with pytest.raises(ValueError, match=r"results\.json does not answer its claims: no row 'ddl'"):
         judge(folder, [replace(CLAIM, own="ddl")])
+
+
+def test_row_that_broke_has_the_largest_gradient(tmp_path):
+    """Of two rows one diverged at one of two sizes: that decides there, and the norms do at the other."""
+    claim = replace(CLAIM, own="mhc", against="ddl", measure="gradient", expect="higher", size="8x8")
+    rows = [
+        ("standard", "4x8", [1.0, 1.1, 1.0]),
+        ("mhc", "4x8", [900.0, 1000.0, 1100.0]),
+        ("ddl", "4x8", [9.0, 10.0, 11.0]),
+    ]
+    folder = write(
+        tmp_path, rows, key="gradient_norm", diverged=[{"label": "mhc | 8x8", "folder": "runs/mhc-8x8/seed1"}]
+    )
+    broke, turned, measured_at = judge(
+        folder, [claim, replace(claim, own="ddl", against="mhc"), replace(claim, size="4x8")]
+    )
+    assert (broke.verdict, broke.measured()) == ("holds", "a seed diverged")
+    assert turned.verdict == "contradicted"
+    assert measured_at.verdict == "holds"
+    assert measured_at.measured() == "+2.0000 decades of the gradient norm at 4x8, 3 seeds"
+
+
+def test_unfinished_file_answers_what_it_can_and_says_what_is_missing(tmp_path):
+    """Three of five seeds are judged, as one of all the claims that the file is to answer; none of five are not."""
+    rows = [PLAIN, ("mhc", "4x8", [1.0, 1.01, 0.99, 1.0])]
+    owed = [("standard", "4x8", 4), ("mhc", "4x8", 4), ("mhc", "8x8", 0), ("standard", "8x8", 2)]
+    here, higher, deeper = (replace(CLAIM, size=size) for size in ("4x8", "8x8", "depth"))
+    found = judge(write(tmp_path, rows, owed=owed), [here, higher, deeper])
+    assert [one.verdict for one in found] == ["holds", "not run yet", "not run yet"]
+    assert found[0].measured() == "-1.0000 nats at 4x8, 4 seeds so far, of 5"
+    assert found[1].measured() == "unfinished: mhc | 8x8 0 of 5 seeds, standard | 8x8 2 of 5 seeds"
+    assert found[1].source.endswith("main/results.json")
+    noisy = [PLAIN, ("mhc", "4x8", [1.9, 1.98, 1.93, 1.97])]
+    assert judge(write(tmp_path, noisy, owed=owed), [here])[0].verdict == "holds"
+    assert judge(write(tmp_path, noisy, owed=owed), [here, *[higher] * 4])[0].verdict == "does not show"
+    assert judge(write(tmp_path, rows), [here])[0].measured() == "-1.0000 nats at 4x8, 4 seeds"
 
 
 def test_what_was_not_run_and_what_cannot_be_say_so(tmp_path):

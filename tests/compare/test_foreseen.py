@@ -9,6 +9,7 @@ from residua.cli import app
 from residua.lab.compare import ComparePlan, read_plan
 from residua.lab.compare.estimate import estimate, seconds
 from residua.lab.compare.foreseen import foreseen, in_lines
+from residua.lab.compare.sizes import counted_parameters
 from residua.lab.train import TrainConfig
 
 PLAN = {
@@ -78,4 +79,11 @@ def test_recipes_of_long_experiments_are_plans(name, request):
     assert plan.most_passes == 2
     assert plan.train["corpus"] == "pysite"
     assert plan.tune.carry == {"ladder": "width", "depth": "completep"}[name]
-    assert len(plan.variants()) >= 27
+    assert len(plan.variants()) >= 30
+    widths = {variant.size.width // variant.size.heads for variant in plan.variants()}
+    assert name == "depth" or widths == {16}
+    counts = [counted_parameters(plan.config(one, 0)) for one in plan.variants() if one == plan.baseline_of(one)]
+    if name == "ladder":
+        assert [round(count / 1e6, 2) for count in counts] == [0.11, 0.22, 0.4, 0.89]
+    else:
+        assert max(counts) < 1.12 * min(counts)

@@ -256,7 +256,7 @@ def experiment(draw, factor, seeds=(5, 5, 3)):
     luck = [draw.normal(0, 0.01, count) for count in seeds]
     rungs = [Rung(str(c), c, (curve(c) + own).tolist()) for c, own in zip(COMPUTE, luck, strict=False)]
     own = curve(factor * COMPUTE[1]) + luck[1] + draw.normal(0, 0.005, seeds[1])
-    return Fitted(rungs).speedup(1, own.tolist(), COMPUTE[1])
+    return Fitted(rungs).speedup(1, (own - rungs[1].losses).tolist(), COMPUTE[1])
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.3])
@@ -274,7 +274,7 @@ def test_interval_of_the_speedup_holds_the_truth(factor):
 def test_speedup_is_the_same_twice_and_none_where_compute_does_not_help():
     assert experiment(np.random.default_rng(5), 1.2) == experiment(np.random.default_rng(5), 1.2)
     rungs = [Rung(str(c), c, [c / 100 + 3, c / 100 + 3.01]) for c in COMPUTE]
-    assert Fitted(rungs).speedup(1, [2.0, 2.0], 4.0) is None
+    assert Fitted(rungs).speedup(1, [-1.0, -1.0], 4.0) is None
 
 
 @pytest.mark.parametrize("missing", ["a size", "a seed"])

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from residua.lab.common.files import Listener
 
 
+OUT_OF_TIME = 124
+"""The exit code of a command that was given less time than it needs, as that of timeout(1)."""
+
+
 def command(
     plan: Path = path_option(None, "--plan", help="TOML file of a whole comparison, or a shipped one, such as demo."),
     design: list[str] = typer.Option(
@@ -57,6 +61,12 @@ def command(
     records: Path = typer.Option(
         None, "--records", help="Directory of run records: those there are not trained again, new ones are added."
     ),
+    so_far: bool = typer.Option(
+        False, "--so-far", help="Train nothing: write the table of the runs that are there, and what is missing."
+    ),
+    stop_after: float = typer.Option(
+        None, "--stop-after", metavar="MINUTES", help="Save every run and end after so long; the same command goes on."
+    ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
     timed: bool = typer.Option(
         False, "--timed", help="With --dry-run: time a few updates of every row here, and print the processor hours."
@@ -88,9 +98,11 @@ def command(
         if given or match != "none" or threads != 1:
             raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
         if is_conversion(file := find_plan(plan)):
-            if until_resolved is not None or records is not None or force:
-                raise ValueError(f"{file} compares conversions: --until-resolved, --records and --force are not for it")
-            _conversions(file, out, seeds, jobs, on, dry_run, timed, as_json)
+            if until_resolved is not None or records is not None or force or so_far:
+                raise ValueError(
+                    f"{file} compares conversions: --until-resolved, --records, --force and --so-far are not for it"
+                )
+            _conversions(file, out, seeds, jobs, on, stop_after, dry_run, timed, as_json)
             return
         chosen = read_plan(file)
         if seeds is not None:
@@ -111,8 +123,13 @@ def command(
         return
     if timed:
         raise ValueError("--timed goes with --dry-run")
+    if so_far and stop_after is not None:
+        raise ValueError("--so-far trains nothing, and needs no --stop-after")
     with _shown() as listen:
-        results = compare(chosen, out, jobs=jobs, on=on, force=force, records=records, command=typed(), on_event=listen)
+        results = compare(
+            chosen, out, jobs=jobs, on=on, force=force, records=records, minutes=stop_after, so_far=so_far,
+            command=typed(), on_event=listen,
+        )  # fmt: skip
     page = None
     if report:
         from residua.lab.report import write
@@ -131,17 +148,30 @@ def command(
 
 @contextmanager
 def _shown() -> Iterator[Listener]:
-    """What the runs tell, on the screen; Ctrl-C ends the command once they are saved."""
+    """What the runs tell, on the screen; Ctrl-C and the end of its time end the command once they are saved."""
+    from residua.lab.compare.execute import TimeIsUp
+
     try:
         with _display() as listen:
             yield listen
     except KeyboardInterrupt:
         tell("residua: interrupted; every run is saved, and the same command resumes")
         raise typer.Exit(130) from None
+    except TimeIsUp:
+        tell("residua: the time is up; every run is saved, and the same command goes on")
+        raise typer.Exit(OUT_OF_TIME) from None
 
 
 def _conversions(
-    file: Path, out: Path, seeds: int | None, jobs: int | None, on: str, dry_run: bool, timed: bool, as_json: bool
+    file: Path,
+    out: Path,
+    seeds: int | None,
+    jobs: int | None,
+    on: str,
+    minutes: float | None,
+    dry_run: bool,
+    timed: bool,
+    as_json: bool,
 ) -> None:
     """A plan of conversions: a checkpoint fine-tuned as it is, beside its conversions."""
     need("hf", "transformers")
@@ -163,7 +193,7 @@ def _conversions(
     if timed:
         raise ValueError("--timed goes with --dry-run")
     with _shown() as listen:
-        results = compare_conversions(plan, out, jobs=jobs, on=on, command=typed(), on_event=listen)
+        results = compare_conversions(plan, out, jobs=jobs, on=on, minutes=minutes, command=typed(), on_event=listen)
     if as_json:
         typer.echo(json.dumps(results, indent=2))
         return

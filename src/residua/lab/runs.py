@@ -227,6 +227,13 @@ def read_run(folder: Path, seed: int, config: Recipe | None = None, chosen: Coll
     )
 
 
+def read_updates(folder: Path) -> Record:
+    """What the updates of a run come to, whether it ended well or broke."""
+    metrics = folder / "metrics.jsonl"
+    lines = read_metrics(metrics) if metrics.is_file() else ()
+    return read_if_there(folder / UPDATES) or summarise([line for line in lines if line["kind"] == "train"])
+
+
 def _routing(folder: Path) -> Record | None:
     found = read_if_there(folder / ROUTING)
     if found is not None and not found.keys() & {"network", "sites"}:
@@ -278,6 +285,11 @@ def is_done(folder: Path) -> bool:
 def divergence(folder: Path) -> Record | None:
     """Where and why a run broke: its `step`, `site` and `message`."""
     return read_if_there(folder / DIVERGED)
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether nothing is left to do for a run: it is done, or it diverged and would again."""
+    return is_done(folder) or divergence(folder) is not None
 
 
 def final_loss(folder: Path) -> float:

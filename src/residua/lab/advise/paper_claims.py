@@ -5,6 +5,8 @@
                                                      undecided: the two halves of the seeds disagree
 
 p-values of the claims that one results file answers are corrected together (Holm); `paper_claims.toml` has the claims.
+A comparison that is not finished answers the claims whose rows have seeds enough for an interval, and says so; the
+others count as tests too.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from typing import Literal
 from residua.lab.advise.evidence import by_seed, cited, placed
 from residua.lab.common.files import Record, Values
 from residua.lab.common.halves import halves, kept
-from residua.lab.common.stats import ALPHA, Difference, holm, paired
+from residua.lab.common.stats import ALPHA, FEWEST, Difference, holm, paired
 
 DEPTH = "depth"
 """As a size: how the difference changes with every doubling of the depth."""
-UNITS = {"loss": "nats", "weight": "of the weight"}
+UNITS = {"loss": "nats", "weight": "of the weight", "gradient": "decades of the gradient norm"}
+KEYS = {"loss": "loss", "weight": "deep_max_weight", "gradient": "gradient_norm"}
+"""Where a run of a results file has what a claim measures."""
 FILES = ("results.json", "conversions.json")
 """What a comparison of designs leaves, and one of conversions."""
 Verdict = Literal["holds", "contradicted", "does not show", "undecided", "not run yet", "cannot be tested here"]
@@ -39,7 +43,7 @@ class PaperClaim:
     claim: str
     who: str
     results: str = ""
-    measure: Literal["loss", "weight"] = "loss"
+    measure: Literal["loss", "weight", "gradient"] = "loss"
     own: str = ""
     against: str = ""
     size: str = ""
@@ -58,6 +62,8 @@ class Judged:
     """The mean difference of either half of the seeds."""
     source: str = ""
     command: str = ""
+    planned: int = 0
+    """The seeds that an unfinished comparison will have; 0 of a finished one."""
 
     def measured(self) -> str:
         """The mean difference and over how many seeds; what would measure it, or why nothing can."""
@@ -65,7 +71,8 @@ class Judged:
             return self.claim.note or (f"recipes/{self.claim.results}.toml" if self.claim.results else "")
         doubling = " a doubling" if self.claim.size == DEPTH else f" at {self.claim.size}" if self.claim.size else ""
         unit = UNITS[self.claim.measure]
-        return f"{self.difference.mean:+.4f} {unit}{doubling}, {self.difference.seeds} seeds"
+        so_far = f" so far, of {self.planned}" if self.planned else ""
+        return f"{self.difference.mean:+.4f} {unit}{doubling}, {self.difference.seeds} seeds{so_far}"
 
     def interval(self) -> str:
         """At 95 %, of the mean; none below three seeds."""
@@ -112,32 +119,66 @@ def judge(folder: Path, listed: Sequence[PaperClaim] | None = None) -> list[Judg
     return [found[place] for place in range(len(listed))]
 
 
-def _broken(claim: PaperClaim, results: Record) -> bool:
-    """Whether a row of the claim is not in the table because a seed of it diverged."""
-    lost = {one["label"].split(" | ")[0] for one in results.get("diverged", ()) if one["folder"].startswith("runs/")}
-    return any(name and name.partition(" in ")[0] in lost for name in (claim.own, claim.against))
+def _broken(claim: PaperClaim, results: Record) -> set[str]:
+    """Which of the claim's two rows are not in the table because a seed of them diverged."""
+    labels = [one["label"].split(" | ") for one in results.get("diverged", ()) if one["folder"].startswith("runs/")]
+    lost = {parts[0] for parts in labels if claim.size in ("", DEPTH) or len(parts) == 1 or claim.size in parts[1:]}
+    return {name for name in (claim.own, claim.against) if name.partition(" in ")[0] in lost}
+
+
+def _owed(claim: PaperClaim, results: Record) -> list[Record]:
+    """What an unfinished comparison still owes the rows of a claim."""
+    left, plan = results.get("unfinished"), results.get("plan", {})
+    if left is None:
+        return []
+    baseline = placed(plan["baseline"] or plan["designs"][0], plan["layouts"][0])
+    names = {claim.own, claim.against or baseline}
+    own = [row for row in left["rows"] if placed(row["design"], row["layout"]) in names]
+    return [row for row in own if claim.size in ("", DEPTH, row["size"])]
+
+
+def _waiting(claim: PaperClaim, results: Record) -> str:
+    """Why a claim cannot be judged yet; empty where it can."""
+    few = [row for row in _owed(claim, results) if row["seeds"] < FEWEST]
+    said = ", ".join(f"{row['label']} {row['seeds']} of {row['of']} seeds" for row in few)
+    return f"unfinished: {said}" if few else ""
 
 
 def _answered(listed: Sequence[PaperClaim], file: Path, folder: Path) -> list[Judged]:
     try:
         results = json.loads(file.read_text(encoding="utf-8"))
-        gaps = [[] if _broken(claim, results) else _gaps(claim, results) for claim in listed]
+        waiting = [_waiting(claim, results) for claim in listed]
+        broken = [_broken(claim, results) for claim in listed]
+        gaps = [
+            [] if late or lost else _gaps(claim, results)
+            for claim, late, lost in zip(listed, waiting, broken, strict=True)
+        ]
+        planned = [max((row["of"] for row in _owed(claim, results)), default=0) for claim in listed]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} does not answer its claims: {error}") from None
     whole = [paired(each, [0.0] * len(each)) if each else None for each in gaps]
-    adjusted = iter(holm([gap.p for gap in whole if gap is not None and gap.p is not None]))
-    source, command = cited(file, folder), results["command"]
-    return [
-        Judged(claim=replace(claim, note="a seed diverged"), verdict="undecided", source=source, command=command)
-        if gap is None
-        else _judged(claim, each, gap, None if gap.p is None else next(adjusted), source, command)
-        for claim, each, gap in zip(listed, gaps, whole, strict=True)
-    ]
+    known = [gap.p for gap in whole if gap is not None and gap.p is not None]
+    adjusted = iter(holm([*known, *(1.0 for late in waiting if late)]))
+    found = []
+    for claim, late, lost, each, gap, count in zip(listed, waiting, broken, gaps, whole, planned, strict=True):
+        if gap is None:
+            one = Judged(claim=replace(claim, note=late or "a seed diverged"), verdict=_unmeasured(claim, late, lost))
+        else:
+            one = replace(_judged(claim, each, gap, None if gap.p is None else next(adjusted)), planned=count)
+        found.append(replace(one, source=cited(file, folder), command=results["command"]))
+    return found
 
 
-def _judged(
-    claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjusted: float | None, source: str, command: str
-) -> Judged:
+def _unmeasured(claim: PaperClaim, late: str, lost: set[str]) -> Verdict:
+    """Of a claim without a difference: a row that broke has no loss, and the largest gradient that there can be."""
+    if late:
+        return "not run yet"
+    if claim.measure != "gradient" or len(lost) > 1:
+        return "undecided"
+    return "holds" if (lost == {claim.own}) == (claim.expect == "higher") else "contradicted"
+
+
+def _judged(claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjusted: float | None) -> Judged:
     significant = None if adjusted is None else adjusted <= ALPHA
     verdict: Verdict = "does not show"
     if not kept(gaps, significant):
@@ -146,9 +187,7 @@ def _judged(
         verdict = "holds" if (whole.mean < 0) == (claim.expect == "lower") else "contradicted"
     parts = halves(gaps)
     means = (fmean(parts[0]), fmean(parts[1])) if all(parts) else None
-    return Judged(
-        claim=claim, verdict=verdict, difference=whole, halves=means, source=source, command=command
-    )  # fmt: skip
+    return Judged(claim=claim, verdict=verdict, difference=whole, halves=means)
 
 
 def _gaps(claim: PaperClaim, results: Record) -> list[float]:
@@ -166,8 +205,9 @@ def _paired_at(claim: PaperClaim, size: str, results: Record) -> dict[int, float
     rows = [row for row in results["rows"] if not size or row["size"] == size]
     own = _one(rows, claim.own)
     against = _one(rows, claim.against) if claim.against else next(row for row in rows if row["baseline"])
-    key = {"loss": "loss", "weight": "deep_max_weight"}[claim.measure]
-    mine, other = (by_seed(row["label"], key, results) for row in (own, against))
+    mine, other = (by_seed(row["label"], KEYS[claim.measure], results) for row in (own, against))
+    if claim.measure == "gradient":
+        mine, other = ({seed: math.log10(norm) for seed, norm in each.items()} for each in (mine, other))
     return {seed: mine[seed] - other[seed] for seed in mine.keys() & other.keys()}
 
 

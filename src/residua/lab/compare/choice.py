@@ -9,7 +9,8 @@ from statistics import fmean
 
 from residua.lab.common.files import Values
 from residua.lab.compare.plan import ComparePlan, Run, Variant
-from residua.lab.runs import final_loss, rounded
+from residua.lab.compare.unfinished import untried
+from residua.lab.runs import final_loss, has_ended, rounded
 
 FLAT = 0.1
 """A rate is stable if its loss is at most this share above that of the row's best."""
@@ -18,10 +19,12 @@ FLAT = 0.1
 def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
     """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller.
 
-    A rate that diverged on any of them is none to choose; a row with no other has no entry.
+    A rate that diverged on any of them is none to choose; a row with no other has no entry, nor has one whose rates are
+    not all tried yet.
     """
+    waiting = untried(plan, out)
     losses: dict[str, dict[tuple[tuple[str, float], ...], list[float]]] = {}
-    for run in plan.tuning():
+    for run in (run for run in plan.tuning() if run.variant.label not in waiting):
         rates = tuple((key, getattr(run.config, key)) for key in plan.rates(run.variant)[0])
         losses.setdefault(run.variant.label, {}).setdefault(rates, []).append(final_loss(out / run.folder))
     chosen = {}
@@ -42,9 +45,9 @@ def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
 
 def reported(plan: ComparePlan, out: Path) -> list[Run]:
     """The runs of the table at the rates chosen for their rows; none of a row whose every rate diverged."""
-    rates = choose_rates(plan, out)
+    rates, lost = choose_rates(plan, out), rateless(plan, out)
     for variant in plan.variants():
-        if plan.tune.lr and variant.label not in rates and plan.baseline_of(variant) == variant:
+        if variant.label in lost and plan.baseline_of(variant) == variant:
             raise ValueError(
                 f"every rate of the baseline {variant.label} diverged, and nothing can be compared with it; give "
                 "smaller ones and another --out"
@@ -52,10 +55,22 @@ def reported(plan: ComparePlan, out: Path) -> list[Run]:
     return [run for run in plan.runs(rates) if run.variant.label in rates or not plan.tune.lr]
 
 
+def rateless(plan: ComparePlan, out: Path) -> set[str]:
+    """Labels of rows whose every rate was tried, and diverged."""
+    rates, waiting = choose_rates(plan, out), untried(plan, out)
+    tuned = [(variant.label, plan.tuned_as(variant).label) for variant in plan.variants() if plan.tune.lr]
+    return {label for label, at in tuned if label not in rates and at not in waiting}
+
+
 def check_rule(plan: ComparePlan, out: Path, chosen: Mapping[str, Mapping[str, float]]) -> list[Values]:
-    """What the check of the rule found: for each row the losses at three rates around the one that it predicts."""
+    """What the check of the rule found: for each row the losses at three rates around the one that it predicts.
+
+    Nothing of a row whose check has not ended.
+    """
     found: dict[str, dict[float, list[float]]] = {}
-    for run in plan.checking(chosen):
+    runs = plan.checking(chosen)
+    waiting = {run.variant.label for run in runs if not has_ended(out / run.folder)}
+    for run in (run for run in runs if run.variant.label not in waiting):
         found.setdefault(run.variant.label, {}).setdefault(run.config.lr, []).append(final_loss(out / run.folder))
     rows = []
     for label, losses in found.items():

@@ -1,11 +1,13 @@
 """Run what a plan asks for, several at a time, in any pool; stop and start again at any point.
 
-A run that has its result, or that diverged, is not run again. Ctrl-C asks every run to save and waits for them.
+A run that has its result, or that diverged, is not run again. Ctrl-C asks every run to save and waits for them, and so
+does the end of the time that the command was given.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
@@ -20,7 +22,7 @@ from residua.lab.common.files import Listener, Values, contents, read_json, writ
 from residua.lab.compare.plan import PLAN
 from residua.lab.compare.pool import Pool, Started
 from residua.lab.compare.work import STOPPED, Planned, Work
-from residua.lab.runs import RESULT, check_belongs, divergence, is_done
+from residua.lab.runs import RESULT, check_belongs, divergence, has_ended, is_done
 from residua.lab.train.interrupt import heard
 
 ENDED = {"loss": float, "bits_per_byte": float}
@@ -38,6 +40,10 @@ class Plan(Protocol):
 
 class RunFailed(ValueError):
     """A run ended in an error; the others are kept."""
+
+
+class TimeIsUp(Exception):
+    """The time that a command was given is over before its runs are; every one of them is saved."""
 
 
 @dataclass
@@ -70,6 +76,15 @@ def claim(plan: Plan, out: Path) -> None:
     write_json(stored, plan.to_json())
 
 
+def deadline_after(minutes: float | None) -> float | None:
+    """The time of `time.monotonic` so many minutes from now; None without a limit."""
+    if minutes is None:
+        return None
+    if not 0 < minutes < math.inf:
+        raise ValueError(f"--stop-after {minutes:g}: give minutes, more than 0")
+    return time.monotonic() + 60 * minutes
+
+
 def execute(
     runs: Sequence[Planned],
     out: Path,
@@ -79,11 +94,13 @@ def execute(
     threads: int,
     listen: Listener,
     needed: Collection[str] = (),
+    deadline: float | None = None,
 ) -> None:
     """Bring every run to its end, at most `jobs` at a time, or as many as the pool takes.
 
     A run that diverges is told and left at that, unless its folder is one of `needed`: without those the rest is of
-    no use. A run whose process was killed is started again as often as the pool allows.
+    no use. A run whose process was killed is started again as often as the pool allows. At the deadline, a time of
+    `time.monotonic`, those that are running are asked to save, and `TimeIsUp` is raised.
     """
     for run in runs:
         folder = out / run.folder
@@ -91,12 +108,14 @@ def execute(
             raise ValueError(f"{folder} has a result and no config.json: whose it is cannot be told; delete it")
         check_belongs(folder, run.config)
         _check(run, out, needed)
-    waiting = [run for run in runs if not (is_done(out / run.folder) or divergence(out / run.folder))]
+    waiting = [run for run in runs if not has_ended(out / run.folder)]
     listen({"kind": "phase", "runs": len(runs), "done": len(runs) - len(waiting)})
     parallel = jobs or pool.parallel or len(runs)
     running: list[_Job] = []
     with _stopping(running):
         while waiting or running:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeIsUp
             while waiting and len(running) < parallel:
                 run = waiting.pop(0)
                 work = _prepare(run, out, threads)

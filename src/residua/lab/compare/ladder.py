@@ -34,16 +34,15 @@ class Ladder:
         self.fitted: dict[str, Fitted] = {}
         for axis in AXES:
             costs = {size: _costs(each.seeds, axis) for size, each in self.bases.items()}
+            means = {size: fmean(each) for size, each in costs.items() if len(each) >= FEWEST_SEEDS}
             # seconds of two kinds of hardware are two units
-            known = all(len(each) >= FEWEST_SEEDS for each in costs.values())
-            if len(costs) < FEWEST_RUNGS or not known or (axis == "per_cpu_second" and not alike):
+            if len(means) < FEWEST_RUNGS or (axis == "per_cpu_second" and not alike):
                 continue
-            means = [fmean(each) for each in costs.values()]
-            if max(means) >= SPAN * min(means):
+            if max(means.values()) >= SPAN * min(means.values()):
                 self.fitted[axis] = Fitted(
                     [
-                        Rung(size, mean, [run.result["loss"] for run in each.seeds])
-                        for mean, (size, each) in zip(means, self.bases.items(), strict=True)
+                        Rung(size, mean, [run.result["loss"] for run in self.bases[size].seeds])
+                        for size, mean in means.items()
                     ]
                 )
 
@@ -51,15 +50,18 @@ class Ladder:
         """Of a row at its size, per token and per processor second; None where there is no ladder."""
         if not self.fitted:
             return None
-        own, place = [run.result["loss"] for run in each.seeds], list(self.bases).index(size)
+        base = {run.seed: run.result["loss"] for run in self.bases[size].seeds}
+        gaps = [run.result["loss"] - base[run.seed] for run in each.seeds]
         found: Values = {}
         for axis in AXES:
             fitted = self.fitted.get(axis)
-            if fitted is None:
+            sizes = [] if fitted is None else [rung.size for rung in fitted.rungs]
+            if fitted is None or size not in sizes or len(gaps) < FEWEST_SEEDS:
                 found[axis] = None
                 continue
+            place = sizes.index(size)
             spent = fitted.rungs[place].compute if axis == "per_token" else fmean(run.seconds for run in each.seeds)
-            found[axis] = fitted.speedup(place, own, spent)
+            found[axis] = fitted.speedup(place, gaps, spent)
         return found
 
     def to_json(self, out: Path, tuned: Mapping[str, Mapping[str, float]]) -> Values | None:

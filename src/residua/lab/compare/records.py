@@ -23,7 +23,7 @@ from residua.lab.common.files import Record, Values, json_digest, read_json, rep
 from residua.lab.compare.plan import Run
 from residua.lab.data.identity import data_key
 from residua.lab.diagnose.condensed import condensed
-from residua.lab.runs import DIVERGED, HARDWARE, RESULT, ROUTING, UPDATES, divergence, is_done, read_if_there
+from residua.lab.runs import DIVERGED, HARDWARE, RESULT, ROUTING, UPDATES, divergence, has_ended, read_if_there
 from residua.lab.train import TrainConfig, read_metrics
 from residua.lab.train.numerics import NUMERICS
 from residua.lab.updates import summarise
@@ -89,7 +89,7 @@ class Records:
         folder takes that one, for tables are made of records.
         """
         path, folder = self.path(run.config), out / run.folder
-        if not (is_done(folder) or divergence(folder)):
+        if not has_ended(folder):
             return self.take(run, out)
         record = pack(folder, run.config)
         if path.exists():

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values, versions
 from residua.lab.common.stats import ALPHA, Difference, Spread, holm, paired, spread
-from residua.lab.compare import ladder
-from residua.lab.compare.choice import choose_rates, reported, widest_stable
+from residua.lab.compare import ladder, unfinished
+from residua.lab.compare.choice import choose_rates, rateless, reported, widest_stable
 from residua.lab.compare.ladder import Ladder
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
 from residua.lab.compare.until import widest_half
 from residua.lab.compare.verdict import in_words
-from residua.lab.runs import FinishedRun, Series, divergence, final_loss
+from residua.lab.runs import FinishedRun, Series, divergence, final_loss, has_ended, read_updates
 
 FORMAT = 1
 Broken = Record
@@ -100,12 +100,19 @@ class Row:
 
 
 def collect(
-    plan: ComparePlan, out: Path, read: Sequence[Series] | None = None, *, force: bool = False, command: str = ""
+    plan: ComparePlan,
+    out: Path,
+    read: Sequence[Series] | None = None,
+    *,
+    force: bool = False,
+    so_far: bool = False,
+    command: str = "",
 ) -> Results:
     """Everything the tables and files are made from. Every run must be there and of one corpus.
 
-    read:  the runs in `out`, where somebody has read them already.
-    force: put runs of different corpora in one table.
+    read:   the runs in `out`, where somebody has read them already.
+    force:  put runs of different corpora in one table.
+    so_far: make them from the runs that are there; `unfinished` then says which are not.
 
     A row of which a reported run diverged is left out whole, and a note says so: the mean of the seeds that it
     survived would flatter it.
@@ -113,11 +120,18 @@ def collect(
     begun = reported(plan, out)
     untuned, failed = _broken(out, plan.tuning()), _broken(out, begun)
     rows_begun = {run.variant.label: run for run in reversed(begun)}  # the first run of each
-    read = of_comparison(plan, out) if read is None else read
-    series = [each for each in read if each.label in rows_begun and each.label not in {one["label"] for one in failed}]
-    for each in series:
-        if len(each.seeds) < each.planned:
-            raise ValueError(f"{each.label} has {len(each.seeds)} of {each.planned} seeds; finish the comparison first")
+    read = unfinished.shared(of_comparison(plan, out) if read is None else read)
+    lost = {one["label"] for one in failed} | rateless(plan, out)
+    series = [each for each in read if each.label in rows_begun and each.label not in lost and each.seeds]
+    left = unfinished.missing(plan, out, series, lost)
+    owed = unfinished.owed(plan, left)
+    if left is not None and not so_far:
+        first = left["rows"][0]
+        raise ValueError(f"{first['label']} has {first['seeds']} of {first['of']} seeds; finish the comparison first")
+    if not series:
+        raise ValueError(
+            f"{out} has no finished run of the baseline and of its rates yet; train some of the plan first"
+        )
     fingerprints = {run.result["fingerprint"] for each in series for run in each.seeds}
     if len(fingerprints) > 1 and not force:
         raise ValueError(
@@ -126,7 +140,7 @@ def collect(
         )
     _check_batches(series)
     rungs = Ladder(plan, series)
-    rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs))
+    rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs), owed)
     shown = [row.to_json() for row in rows]
     laddered = rungs.to_json(out, choose_rates(plan, out))
     results = Results(
@@ -143,7 +157,8 @@ def collect(
                 "label": each.label,
                 **run.result,
                 "hardware": list(run.hardware),
-                "deep_max_weight": (run.routing or {}).get("deep_max_weight"),
+                "gradient_norm": None if run.updates is None else _finite(run.updates["gradient_norm"]),
+                "deep_max_weight": (run.routing or {}).get("deep_third", {}).get("max_weight"),
             }
             for each in series
             for run in each.seeds
@@ -155,27 +170,31 @@ def collect(
                 "residual_lr": run.config.residual_rate,
                 "seed": run.config.seed,
                 "loss": _finite(final_loss(out / run.folder)),
+                "gradient_norm": _finite(read_updates(out / run.folder)["gradient_norm"]),
             }
             for run in plan.tuning()
+            if has_ended(out / run.folder)
         ],
         diverged=[*untuned, *failed],
         notes=[
+            *([] if left is None else [unfinished.note(plan, left)]),
             *notes(plan, rows, len(fingerprints)),
             *ladder.notes(laddered),
             *([] if plan.until is None else [plan.until.note(len(plan.seeds), widest_half(shown))]),
             *_passes(series),
-            *_breaks(plan, rows, untuned, failed),
+            *_breaks(plan, lost, untuned, failed),
         ],
-        statistics=_statistics(plan, rows),
+        statistics=_statistics(plan, rows, owed),
         **({} if laddered is None else {"ladder": laddered}),
+        **({} if left is None else {"unfinished": left}),
     )
     results.series = read
     return results
 
 
-def _finite(loss: float) -> float | None:
-    """None for a run that diverged: JSON has no infinity."""
-    return loss if loss < math.inf else None
+def _finite(value: float | None) -> float | None:
+    """None for what a run that diverged has none of: JSON has no infinity."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _made_on(series: Sequence[Series]) -> dict[str, str]:
@@ -217,22 +236,29 @@ def _passes(series: Sequence[Series]) -> list[str]:
     return [f"Runs passed their text up to {most:.1f} times: the table is of repeated text."] if most > 2 else []
 
 
-def _statistics(plan: ComparePlan, rows: Sequence[Row]) -> Values:
+def _statistics(plan: ComparePlan, rows: Sequence[Row], owed: int) -> Values:
     """How verdicts are made, for the legend and whoever reads the JSON."""
+    judged = [row for row in rows if row.difference is not None]
+    if owed:
+        judged = [row for row in judged if row.adjusted is not None]
     looks = 1 if plan.until is None else len(plan.until.counts(len(plan.seeds)))
     return {
         "alpha": ALPHA,
-        "rows": sum(row.difference is not None for row in rows),
+        "rows": len(judged) + owed,
         "over_rows": "Holm",
         "looks": looks,
     }
 
 
-def _judged(plan: ComparePlan, rows: Sequence[Row]) -> list[Row]:
-    """The rows with their p-values corrected for being many, and for the looks that the plan may take."""
+def _judged(plan: ComparePlan, rows: Sequence[Row], owed: int) -> list[Row]:
+    """The rows with their p-values corrected for being many, and for the looks that the plan may take.
+
+    owed: rows that are not there yet. They count as if their p-values were 1, the most that they can be.
+    """
     looks = 1 if plan.until is None else len(plan.until.counts(len(plan.seeds)))
     tested = [row for row in rows if row.difference is not None and row.difference.p is not None]
-    adjusted = holm([row.difference.p for row in tested if row.difference and row.difference.p is not None])
+    known = [row.difference.p for row in tested if row.difference and row.difference.p is not None]
+    adjusted = holm([*known, *[1.0] * owed])[: len(known)]
     found = {row.label: min(1.0, looks * p) for row, p in zip(tested, adjusted, strict=True)}
     return [replace(row, adjusted=found.get(row.label)) for row in rows]
 
@@ -245,11 +271,18 @@ def _of_updates(each: Series, key: str) -> list[float]:
 
 def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run], out: Path, rungs: Ladder) -> list[Row]:
     by_slug = {each.slug: each for each in series}
-    budget = min(fmean(run.seconds for run in each.seeds) for each in series)
+    budgets: dict[str, float] = {}
+    for each in series:
+        budgets[each.baseline] = min(budgets.get(each.baseline, math.inf), fmean(run.seconds for run in each.seeds))
     alike = len({run.kind for each in series for run in each.seeds}) == 1
 
     def every(each: Series, key: str) -> list[float]:
         return [run.result[key] for run in each.seeds]
+
+    def of_base(each: Series) -> list[float]:
+        """The losses of its baseline on its seeds."""
+        losses = {run.seed: run.result["loss"] for run in by_slug[each.baseline].seeds}
+        return [losses[run.seed] for run in each.seeds]
 
     level = ALPHA if plan.until is None else plan.until.level(len(plan.seeds))
     rows = []
@@ -276,8 +309,10 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run],
                 loss=spread(every(each, "loss")),
                 perplexity=spread(every(each, "perplexity")),
                 bits_per_byte=spread(every(each, "bits_per_byte")),
-                difference=None if each is base else paired(every(each, "loss"), every(base, "loss"), level),
-                loss_at_equal_time=spread([run.loss_at(budget) for run in each.seeds]) if alike else None,
+                difference=None if each is base else paired(every(each, "loss"), of_base(each), level),
+                loss_at_equal_time=spread([run.loss_at(budgets[each.baseline]) for run in each.seeds])
+                if alike
+                else None,
                 **each.over(base),
                 hardware="; ".join(each.hardware),
                 build="; ".join(each.builds),
@@ -326,13 +361,13 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     return said
 
 
-def _breaks(plan: ComparePlan, rows: Sequence[Row], untuned: Sequence[Broken], failed: Sequence[Broken]) -> list[str]:
+def _breaks(plan: ComparePlan, lost: Collection[str], untuned: Sequence[Broken], failed: Sequence[Broken]) -> list[str]:
     """A sentence for every row that runs broke in: rates that are none to choose, or why it has no line."""
-    said, shown = [], {row.label for row in rows}
-    for label in (variant.label for variant in plan.variants()):
+    said = []
+    for label, at in ((variant.label, plan.tuned_as(variant).label) for variant in plan.variants()):
         rates, seeds = ([one for one in broken if one["label"] == label] for broken in (untuned, failed))
-        if label not in shown:
-            last = (seeds or rates)[-1]
+        if label in lost:
+            last = (seeds or [one for one in untuned if one["label"] == at])[-1]
             which = last["folder"].rpartition("/")[2] if seeds else "every rate"
             said.append(f"{label} is LEFT OUT: {which} diverged ({last['folder']}, {last['message']}).")
         elif rates:

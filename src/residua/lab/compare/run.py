@@ -1,4 +1,8 @@
-"""compare(plan, out): tune, train, look, and write the answer; again, it goes on where it stopped."""
+"""compare(plan, out): tune, train, look, and write the answer; again, it goes on where it stopped.
+
+What is run first is worth most if nothing follows: the sizes in the order of the plan, and within a size one seed of
+every row before the next of any. A rule that carries rates is checked when the first size is done.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,12 @@ from pathlib import Path
 
 from residua.lab.common.files import Listener, Record, write_json, write_text
 from residua.lab.compare.choice import choose_rates, reported
-from residua.lab.compare.execute import claim, execute, refuse_strangers
+from residua.lab.compare.execute import claim, deadline_after, execute, refuse_strangers
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.pool import make_pool
 from residua.lab.compare.records import Records
 from residua.lab.compare.results import Results, collect
-from residua.lab.compare.series import LOOKS, of_comparison
+from residua.lab.compare.series import LOOKS
 from residua.lab.compare.table import to_csv, to_markdown
 from residua.lab.compare.until import widest_half
 
@@ -27,6 +31,8 @@ def compare(
     force: bool = False,
     draw: bool = True,
     records: Path | str | None = None,
+    minutes: float | None = None,
+    so_far: bool = False,
     command: str = "",
     on_event: Listener | None = None,
 ) -> Results:
@@ -38,7 +44,10 @@ def compare(
     force: put runs of different corpora in one table.
     draw:  make the figures.
     records: a directory of records: a run whose record is there is not made, and every run that ends leaves its own.
+    minutes: stop after so many: every run saves, and `TimeIsUp` is raised.
+    so_far:  run nothing, and make the answer from the runs that are there; it says what is missing.
     """
+    deadline = deadline_after(minutes)
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
     if not str(out):
@@ -60,27 +69,34 @@ def compare(
         return prepare(first.corpus, first.tokenizer, progress=told).manifest
 
     kept = None if records is None else Records(records, first.corpus, first.tokenizer, ready)
-    data = ready() if kept is None else kept.data  # what is wrong with the corpus is said before anything is written
-    _check_passes(plan, data["tokens"]["train"])
+    if not (so_far and kept is None):  # what is wrong with the corpus is said before anything is written
+        _check_passes(plan, (ready() if kept is None else kept.data)["tokens"]["train"])
     claim(plan, out)
 
     def make(title: str, runs: Sequence[Run], needed: Collection[str] = ()) -> None:
-        if runs:
+        told = listen if kept is None else _keeping(kept, runs, out, listen)
+        if runs and not so_far:
             listen({"kind": "title", "text": title})
-            told = listen if kept is None else _keeping(kept, runs, out, listen)
-            execute(runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=told, needed=needed)
+            execute(
+                runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=told, needed=needed, deadline=deadline
+            )  # fmt: skip
+
+    def train(runs: Sequence[Run]) -> None:
+        bases = {run.folder for run in runs if run.variant == plan.baseline_of(run.variant)}
+        make("training", in_passes(plan, runs), bases)
 
     with closing(pool):
         make("tuning", plan.tuning())
-        make("checking the rule", plan.checking(choose_rates(plan, out)))
+        if checks := plan.checking(choose_rates(plan, out)):
+            train([run for run in reported(plan, out) if run.variant.size == plan.sizes[0]])
+            make("checking the rule", checks)
         for look in plan.looks():
-            runs = reported(look, out)
-            make("training", runs, {run.folder for run in runs if run.variant == plan.baseline_of(run.variant)})
+            train(reported(look, out))
             if plan.until is not None:
                 write_json(out / LOOKS, {"seeds": len(look.seeds)})
-            series = of_comparison(look, out)
-            results = collect(look, out, series, force=force, command=command)
-            if plan.until is not None and widest_half(results["rows"]) <= plan.until.half_width:
+            results = collect(look, out, force=force, so_far=so_far, command=command)
+            resolved = plan.until is not None and widest_half(results["rows"]) <= plan.until.half_width
+            if resolved or "unfinished" in results:
                 break
     write_json(out / "results.json", results)
     write_text(out / "results.csv", to_csv(results))
@@ -88,10 +104,23 @@ def compare(
     if draw:
         from residua.lab import figures, plots
 
-        drawn = figures.collect(series)
+        drawn = figures.collect(results.series)
         write_json(out / "figures.json", drawn)
         plots.draw(drawn, out / "figures")
     return results
+
+
+def in_passes(plan: ComparePlan, runs: Sequence[Run]) -> list[Run]:
+    """In the order in which they are made: size by size, there seed by seed, and of a seed the baseline first."""
+    seeds = {seed: place for place, seed in enumerate(dict.fromkeys(run.config.seed for run in runs))}
+    return sorted(
+        runs,
+        key=lambda run: (
+            plan.sizes.index(run.variant.size),
+            seeds[run.config.seed],
+            run.variant != plan.baseline_of(run.variant),
+        ),
+    )
 
 
 def _keeping(kept: Records, runs: Sequence[Run], out: Path, listen: Listener) -> Listener:

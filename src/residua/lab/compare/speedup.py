@@ -101,16 +101,15 @@ class Fitted:
         }
         return found | {"scale": rounded(float(curves.scale[0] * curves.unit ** curves.exponent[0]))}
 
-    def speedup(self, place: int, own: Sequence[float], compute: float) -> Values | None:
+    def speedup(self, place: int, gaps: Sequence[float], compute: float) -> Values | None:
         """The factor of a row at the size of rung `place`, with its interval.
 
-        own:     its losses, of the seeds that the rung's losses are of.
+        gaps:    its losses less the rung's, seed by seed; two or more.
         compute: what one of its runs took, in the unit of the axis.
         None where the baseline does not improve with compute.
         """
         if not self.curves.scale[0] > 0:
             return None
-        gaps = [a - b for a, b in zip(own, self.rungs[place].losses, strict=True)]
         losses = self.losses[:, place] + _means(gaps, 1 + len(self.rungs))
         factors = self.curves.compute(losses) / compute
         low, high = (_quantile(factors[1:], share) for share in (ALPHA / 2, 1 - ALPHA / 2))

@@ -15,6 +15,7 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
     rows = results["rows"]
     found: dict[str, Callable[[Record], str]] = {
         "design": lambda row: row["label"],
+        **({"seeds": _seeds_of(results)} if results.get("unfinished") else {}),
         "params": lambda row: f"{row['parameters']:,}",
         "val loss": lambda row: spread(row["loss"], 4),
         "perplexity": lambda row: spread(row["perplexity"], 2),
@@ -66,8 +67,8 @@ def legend(results: Record) -> str:
         f"val loss: nats per token, mean +- standard deviation over {seeds}. "
         f"vs baseline: mean paired difference with its {level} t interval;",
         f"n.s.: not significant, {why}; {MDE} by these seeds.",
-        "equal time: loss when the fastest row was done, others in mid-schedule. speed: tokens per CPU second, and "
-        "peak memory, over the baseline's;",
+        f"equal time: loss when the fastest row{_among(results)} was done, others in mid-schedule. "
+        "speed: tokens per CPU second, and peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
         f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
@@ -83,7 +84,13 @@ def legend(results: Record) -> str:
 def to_markdown(results: Record) -> str:
     """A Markdown table with its notes."""
     cells = columns(results)
-    lines = ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
+    left = results.get("unfinished")
+    lines = (
+        []
+        if left is None
+        else [f"**Unfinished: {left['runs']} of {left['of']} runs; the first note says which are missing.**", ""]
+    )
+    lines += ["| " + " | ".join(cells) + " |", "|" + "---|" * len(cells)]
     for row in results["rows"]:
         shown = [show(row).replace("|", "\\|") for show in cells.values()]
         shown[0] = f"`{shown[0]}`"
@@ -125,11 +132,22 @@ def show(results: Record) -> None:
     print_table(list(cells), rows, below, results["notes"])
 
 
-KEPT = ("design", "val loss", "vs baseline")
+KEPT = ("design", "seeds", "val loss", "vs baseline")
 """What every terminal shows."""
 SPARED = ("perplexity", "equal time", "eff n", "collapsed", "hardware", "entropy", "memory", "lr", "bits/byte", "max w",
           "speed", "params")  # fmt: skip
 """What a narrow terminal does without, first to last, after columns that are not named here."""
+
+
+def _seeds_of(results: Record) -> Callable[[Record], str]:
+    """How many of its seeds a row of an unfinished comparison has."""
+    planned = {row["label"]: row["of"] for row in results["unfinished"]["rows"]}
+    return lambda row: f"{row['loss']['seeds']} of {planned.get(row['label'], row['loss']['seeds'])}"
+
+
+def _among(results: Record) -> str:
+    """Of whom the fastest sets the time."""
+    return " of its size" if len(results["plan"]["sizes"]) > 1 else ""
 
 
 def _seeds(results: Record) -> str:
@@ -149,7 +167,7 @@ def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[s
     said = {
         "val loss": f"val loss: nats per token, mean +- deviation over {_seeds(results)}",
         "vs baseline": "vs baseline: mean paired difference with its 95 % t interval; n.s.: the interval holds zero",
-        "equal time": "equal time: loss when the fastest row was done",
+        "equal time": f"equal time: loss when the fastest row{_among(results)} was done",
         "speed": "speed: tokens per CPU second over the baseline's, rough",
         "memory": "memory: at the peak, over the baseline's",
         "max w": "max w: largest weight of a read, over all sites / the deep third",
@@ -198,6 +216,7 @@ def _flat(row: Record) -> Values:
         value = row[key] or dict.fromkeys(("mean", "deviation"))
         flat |= {f"{key}_mean": value["mean"], f"{key}_deviation": value["deviation"]}
         flat.pop(key, None)
+    flat["seeds"] = row["loss"]["seeds"]
     flat.pop("difference", None)
     gap = row["difference"] or dict.fromkeys(("mean", "low", "high", "detectable", "significant"))
     flat |= {f"difference_{key}": gap[key] for key in ("mean", "low", "high", "detectable", "significant")}

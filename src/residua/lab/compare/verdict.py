@@ -27,6 +27,8 @@ def verdict(results: Record, out: Path | str) -> Values:
     base = _names([row for row in results["rows"] if row["baseline"]])
     judged = [row for row in rows if row["difference"]["significant"] is not None]
     seeds = len(results["plan"]["seeds"])
+    if results.get("unfinished"):
+        return _so_far(results, judged, base)
     if not judged:
         command = with_seeds(results["command"], out, FEWEST)
         why = f"With {FEWEST} seeds the differences can be judged:" if rows else ""
@@ -39,9 +41,25 @@ def verdict(results: Record, out: Path | str) -> Values:
     clear = [row for row in judged if row["difference"]["significant"]]
     unclear = [row for row in judged if not row["difference"]["significant"]]
     return {
-        "found": _found(clear, base, seeds),
-        "unclear": _unclear(unclear, base, seeds),
+        "found": _found(clear, base, _seeds(judged)),
+        "unclear": _unclear(unclear, base, _seeds(judged)),
         **_next(results, unclear, out, seeds),
+    }
+
+
+def _so_far(results: Record, judged: Sequence[Record], base: str) -> Values:
+    """The same of a comparison that has not ended; what comes next is the rest of it."""
+    left = results["unfinished"]
+    clear = [row for row in judged if row["difference"]["significant"]]
+    unclear = [row for row in judged if not row["difference"]["significant"]]
+    words = [word for word in shlex.split(results["command"]) if word != "--so-far"]
+    seeds = _seeds(judged) if judged else ""
+    found = _found(clear, base, seeds) if judged else f"nothing is judged yet: no row has {FEWEST} seeds."
+    return {
+        "found": f"so far, {found}",
+        "unclear": _unclear(unclear, base, seeds),
+        "next": f"{left['runs']} of {left['of']} runs are there; the rest:" if words else "",
+        "command": shlex.join(words),
     }
 
 
@@ -77,26 +95,26 @@ def _reach(seeds: int) -> float:
     return (student(1 - (1 - LEVEL) / 2, seeds - 1) + student(POWER, seeds - 1)) / math.sqrt(seeds)
 
 
-def _found(rows: Sequence[Record], base: str, seeds: int) -> str:
+def _found(rows: Sequence[Record], base: str, seeds: str) -> str:
     said = []
     for word, sign in (("better", -1), ("worse", 1)):
         own = sorted((row for row in rows if row["difference"]["mean"] * sign > 0), key=_size)
         if own:
             gaps = [_gap(row, explained=place == 0) for place, row in enumerate(own)]
-            said.append(f"significantly {word} than {base} ({_counted(seeds)}): {_listed(gaps)}")
+            said.append(f"significantly {word} than {base} ({seeds}): {_listed(gaps)}")
     if not said:
-        return f"no row differs significantly from {base} ({_counted(seeds)})."
+        return f"no row differs significantly from {base} ({seeds})."
     return "; ".join(said) + "."
 
 
-def _unclear(rows: Sequence[Record], base: str, seeds: int) -> str:
+def _unclear(rows: Sequence[Record], base: str, seeds: str) -> str:
     if not rows:
         return ""
     least, most = (bound(row["difference"]["detectable"] for row in rows) for bound in (min, max))
     sizes = f"{least:.3f}" if f"{least:.3f}" == f"{most:.3f}" else f"{least:.3f} to {most:.3f}"
     gaps = [f"{row['label']} ({row['difference']['mean']:+.3f})" for row in sorted(rows, key=_size)]
     return (
-        f"{_listed(gaps)} against {base}; with {_counted(seeds)} the minimum detectable effect is {sizes} nats "
+        f"{_listed(gaps)} against {base}; with {seeds} the minimum detectable effect is {sizes} nats "
         "(80 % power)."
     )
 
@@ -145,6 +163,12 @@ def _gap(row: Record, *, explained: bool) -> str:
     low, high = sorted((abs(gap["low"]), abs(gap["high"])))
     unit, kind = (" nats per token", "95 % interval ") if explained else ("", "")
     return f"{row['label']} by {abs(gap['mean']):.3f}{unit} ({kind}{low:.3f} to {high:.3f})"
+
+
+def _seeds(rows: Sequence[Record]) -> str:
+    """How many seeds the differences of these rows are over."""
+    counts = sorted({row["difference"]["seeds"] for row in rows})
+    return _counted(counts[0]) if counts[0] == counts[-1] else f"{counts[0]} to {_counted(counts[-1])}"
 
 
 def _counted(seeds: int) -> str:

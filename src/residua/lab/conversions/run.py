@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from residua.lab.common.files import Listener, Values, write_json, write_text
-from residua.lab.compare.execute import claim, execute, refuse_strangers
+from residua.lab.compare.execute import claim, deadline_after, execute, refuse_strangers
 from residua.lab.compare.pool import make_pool
 from residua.lab.conversions.base import check_designs, write_start
 from residua.lab.conversions.plan import BASE, START, ConversionPlan, Rates, Run
@@ -22,13 +22,15 @@ def compare_conversions(
     *,
     jobs: int | None = None,
     on: str = "local",
+    minutes: float | None = None,
     command: str = "",
     on_event: Listener | None = None,
 ) -> Values:
     """Run a plan in directory `out`; the results, also written there as conversions.json and conversions.md.
 
-    jobs, on: as of `residua.compare`.
+    jobs, on, minutes: as of `residua.compare`.
     """
+    deadline = deadline_after(minutes)
     out, listen = Path(out), on_event or (lambda event: None)
     pool = make_pool(on, out)
     from residua.lab.data import check_data, prepare
@@ -48,7 +50,9 @@ def compare_conversions(
     def make(title: str, runs: Sequence[Run], *, needed: bool = False) -> None:
         listen({"kind": "title", "text": title})
         folders = {run.folder for run in runs if needed or run.label == BASE}
-        execute(runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=listen, needed=folders)
+        execute(
+            runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=listen, needed=folders, deadline=deadline
+        )  # fmt: skip
 
     with closing(pool):
         if plan.base is not None:
