@@ -24,12 +24,21 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, revision=revision)
+    refuse_converted(config)
     refuse_type(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantised; convert the full-precision model and quantise the result")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"no anatomy for {config.model_type!r}: transformers has no causal language model of it")
     return load(AutoModelForCausalLM, source, config, dtype=dtype, revision=revision or "main")
+
+
+def refuse_converted(config: Config) -> None:
+    """A second design has no place in a model that was converted."""
+    if str(config.model_type).startswith(PREFIX):
+        raise ValueError(
+            f"this model is converted already, to {config.stream['name']}; convert the base it was made from"
+        )
 
 
 def load_config(source: str, *, revision: str | None = None) -> Config:
