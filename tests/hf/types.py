@@ -125,10 +125,9 @@ def config_of(model_type: str, **extra: Any) -> Any:
     return cls(**small | OWN.get(model_type, {}) | extra)
 
 
-@cache
-def _made(model_type: str) -> Any:
+def _new(model_type: str, **extra: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    model = AutoModelForCausalLM.from_config(config_of(model_type, **extra)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -136,9 +135,14 @@ def _made(model_type: str) -> Any:
     return model
 
 
-def model_of(model_type: str) -> Any:
+@cache
+def _made(model_type: str) -> Any:
+    return _new(model_type)
+
+
+def model_of(model_type: str, **extra: Any) -> Any:
     """A tiny model of a type, with weights that no initialisation would give; the same every time."""
-    return copy.deepcopy(_made(model_type))
+    return _new(model_type, **extra) if extra else copy.deepcopy(_made(model_type))
 
 
 DESIGNS = ("standard", "delta:blocks=2", "attnres:blocks=2", "mhc", "mudd")
