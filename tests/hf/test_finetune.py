@@ -95,18 +95,19 @@ def test_a_run_can_be_set_beside_what_it_started_from(tmp_path, design):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"context": 33}, "takes 32 tokens at most"),
+        ({"context": 65, "checkpoint": "gpt2"}, "takes 64 tokens at most"),
         ({"design": "elc"}, "train it from scratch"),
-        ({"design": "mudd", "checkpoint": "converted"}, "converted already, to delta"),
+        ({"design": "mudd", "checkpoint": "llama"}, "converted already, to delta"),
     ],
 )
 def test_finetune_refuses_before_anything_is_written(checkpoint, tmp_path, given, said):
-    if given.pop("checkpoint", None):
+    changes = {"design": None} | given
+    if (architecture := changes.pop("checkpoint", None)) is not None:
         checkpoint = str(tmp_path / "converted")
-        converted("llama", "delta:blocks=2").save_pretrained(checkpoint)
+        converted(architecture, "delta:blocks=2").save_pretrained(checkpoint)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(ValueError, match=said):
-        run(checkpoint, tmp_path / "run", **given)
+        run(checkpoint, tmp_path / "run", **changes)
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -84,7 +84,8 @@ def _of_base(conversion: Argument) -> Argument:
     """A conversion of the base's checkpoints, which leaves alone what a conversion of ours adds."""
     own: Argument = copy.deepcopy(conversion)
     if isinstance(own, WeightRenaming):
-        own.__class__ = _renaming(type(own))
+        kind: Class = type(own)
+        own.__class__ = _renaming(kind)
     return own
 
 

@@ -49,8 +49,10 @@ def finetune(
     if config.design is not None:
         enterable(config.design)
         refuse_converted(found)
-    most = getattr(found.get_text_config(), "max_position_embeddings", None)
-    if most is not None and config.context > most:
+    text = found.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    learned = getattr(text, "rope_parameters", None) is None  # rotations go on behind the longest text so far
+    if learned and most is not None and config.context > most:
         raise ValueError(f"the model takes {most} tokens at most; choose a context up to that, not {config.context}")
     if Path(config.checkpoint).is_dir():
         check_weights(Path(config.checkpoint))
