@@ -88,6 +88,8 @@ def test_a_run_can_be_set_beside_what_it_started_from(tmp_path, design):
     assert f"{tmp_path / 'run'} minus {tmp_path / 'run'}, before" in done.output
     both = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--before", "--json", "--prompt", "\x01\x02\x03"])
     assert len(json.loads(both.stdout)) == 2
+    with pytest.raises(ValueError, match=r"the model that it left is .*run.model"):
+        convert(str(tmp_path / "run"), "mudd")
     with pytest.raises(ValueError, match="does not say what it started from"):
         open_start(checkpoint)
 

@@ -50,8 +50,8 @@ def load_config(source: str, *, revision: str | None = None) -> Config:
         raise ValueError(f"{source} is a file; give the directory that holds config.json and the weights")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{source} has no config.json; it is not the directory of a Hugging Face model")
-    if folder.is_dir():
-        model_type(folder)  # says so if the file is no JSON
+    if folder.is_dir() and model_type(folder) is None and (folder / "model" / "config.json").is_file():
+        raise ValueError(f"{source} is a run of residua finetune; the model that it left is {folder / 'model'}")
     try:
         values = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except OSError:
