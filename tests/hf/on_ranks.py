@@ -76,8 +76,10 @@ def main():
     models, out = Path(sys.argv[1]), Path(sys.argv[2])
     dist.init_process_group("gloo")
     found = {}
-    for name in ("llama", "gpt_neox", "swa"):
+    for name in ("llama", "gpt_neox", "swa", "mixtral"):
         found[f"split {name}"] = gaps(models / name, SPLIT, out / f"split-{name}")[2]
+    for name in ("swa", "mixtral"):
+        found[f"sharded {name}"] = gaps(models / name, SHARDED, out / f"sharded-{name}")[2]
     model, alone, found["sharded llama"] = gaps(models / "llama", SHARDED, out / "sharded")
     found["sharding"] = sharding(model, alone, out / "pieces")
     found["refused"] = refused(models / "values")

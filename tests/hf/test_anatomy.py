@@ -112,19 +112,24 @@ def test_layer_that_does_what_no_line_says_is_refused():
     assert set(model.state_dict()) == keys
 
 
-def test_error_names_the_first_tensor_that_differs():
-    """A layer that does something else with a single token: what was read from a prompt is proved in decoding too."""
+@pytest.mark.parametrize("place", [0, 1])
+def test_error_names_the_first_tensor_that_differs(place):
+    """A layer that does something else with a single token: what was read from a prompt is proved in decoding too,
+    of the first layer of its kind and of the next, which is not read again."""
     model = model_of("arcee")
     layer = type(model.model.layers[0])
 
     class Fickle(layer):
         def forward(self, hidden_states, **kwargs):
             hidden_states = super().forward(hidden_states, **kwargs)
-            return hidden_states + self.mlp(hidden_states) if hidden_states.shape[1] == 1 else hidden_states
+            once_more = id(self) == fickle and hidden_states.shape[1] == 1
+            return hidden_states + self.mlp(hidden_states) if once_more else hidden_states
 
-    model.model.layers[0].__class__ = Fickle
+    fickle = id(model.model.layers[place])  # which no setting of the layer shows
+    for each in model.model.layers:  # of one kind
+        each.__class__ = Fickle
     with pytest.raises(
-        ValueError, match=r"layer 0: the state that the layer returns differs by .* Found: attn: x = input"
+        ValueError, match=rf"layer {place}: the state that the layer returns differs by .* Found: attn: x = input"
     ) as told:
         find(model)
     assert "\n" not in str(told.value)

@@ -23,6 +23,7 @@ from transformers import (
 from residua.hf.convert import convert
 from residua.testing import error
 from tests.hf.models import base, converted, ids
+from tests.hf.types import config_of, model_of
 
 ROUTED = "delta:blocks=2"
 LANES = "mudd"
@@ -138,6 +139,22 @@ def test_model_without_numbers_converts_without_the_check(routed):
     filled.model.rotary_emb.inv_freq = routed.model.rotary_emb.inv_freq
     with torch.no_grad():
         assert torch.equal(filled.eval()(ids()).logits, routed(ids()).logits)
+
+
+def test_found_anatomy_serves_a_model_without_numbers():
+    """Where the finder has nothing to run, it says so; what it found elsewhere can be given."""
+    with torch.device("meta"):
+        empty = AutoModelForCausalLM.from_config(config_of("arcee"))
+    with pytest.raises(ValueError, match=r"on the meta device they have no numbers.* set model\.config\.anatomy"):
+        convert(empty, ROUTED, check=False, say=None)
+    whole = convert(model_of("arcee"), ROUTED, say=None)
+    empty.config.anatomy = whole.config.anatomy
+    model = convert(empty, ROUTED, check=False, say=None)
+    assert type(model) is type(whole)
+    assert {name: each.shape for name, each in model.named_parameters()} == {
+        name: each.shape for name, each in whole.named_parameters()
+    }
+    assert {each.device.type for each in model.parameters()} == {"meta"}
 
 
 def with_head(cls, architecture="llama"):

@@ -124,6 +124,22 @@ def test_convert_refuses_wrong_arguments(arguments, said, plain, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("design", "said"), [("detla", "did you mean 'delta'"), ("elc", "train it from scratch")])
+def test_wrong_design_is_said_before_weights_are_read(design, said, plain, tmp_path):
+    folder = shutil.copytree(plain, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    done = CliRunner().invoke(app, ["convert", str(folder), "-d", design, "--out", str(tmp_path / "out")])
+    assert said in str(done.exception)
+
+
+def test_converted_model_is_refused_before_weights_are_read(made, tmp_path):
+    folder = shutil.copytree(made[0], tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    done = CliRunner().invoke(app, ["convert", str(folder), "-d", "mudd", "--out", str(tmp_path / "out")])
+    assert "converted already, to delta" in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
 def test_convert_keeps_what_is_there(plain, tmp_path):
     (tmp_path / "mine").write_text("mine")
     done = CliRunner().invoke(app, ["convert", str(plain), "-d", "delta", "--out", str(tmp_path)])

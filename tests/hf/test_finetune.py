@@ -1,5 +1,6 @@
 """A Hugging Face checkpoint in our loop: same start, two rates, resume to the last bit, a directory at the end."""
 
+import json
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from residua.hf.convert import convert
 from residua.lab.evaluate.opened import open_model, open_start
 from residua.lab.finetune import MODEL, FinetuneConfig, finetune, group_of, is_added
 from residua.lab.train import Diverged, read_metrics
+from tests.hf.models import converted
 from tests.train.harness import VOCAB, Stop, final_files, stop_after, toy_tokens, untimed
 
 
@@ -84,8 +86,31 @@ def test_a_run_can_be_set_beside_what_it_started_from(tmp_path, design):
     done = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--before", "--prompt", "\x01\x02\x03"])
     assert done.exit_code == 0, done.exception
     assert f"{tmp_path / 'run'} minus {tmp_path / 'run'}, before" in done.output
+    both = CliRunner().invoke(app, ["inspect", str(tmp_path / "run"), "--before", "--json", "--prompt", "\x01\x02\x03"])
+    assert len(json.loads(both.stdout)) == 2
+    with pytest.raises(ValueError, match=r"the model that it left is .*run.model"):
+        convert(str(tmp_path / "run"), "mudd")
     with pytest.raises(ValueError, match="does not say what it started from"):
         open_start(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"context": 65, "checkpoint": "gpt2"}, "takes 64 tokens at most"),
+        ({"design": "elc"}, "train it from scratch"),
+        ({"design": "mudd", "checkpoint": "llama"}, "converted already, to delta"),
+    ],
+)
+def test_finetune_refuses_before_anything_is_written(checkpoint, tmp_path, given, said):
+    changes = {"design": None} | given
+    if (architecture := changes.pop("checkpoint", None)) is not None:
+        checkpoint = str(tmp_path / "converted")
+        converted(architecture, "delta:blocks=2").save_pretrained(checkpoint)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=said):
+        run(checkpoint, tmp_path / "run", **changes)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_finetune_resumes_to_the_last_bit(checkpoint, tmp_path):

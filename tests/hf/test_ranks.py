@@ -12,6 +12,7 @@ MADE = {
     "llama": ("llama", "delta:blocks=2", None),
     "gpt_neox": ("gpt_neox", "mudd", None),
     "swa": ("llama", "attnres:blocks=2", "swa:window=3,attn,canon,mlp"),
+    "mixtral": ("mixtral", "delta:blocks=2", None),
     "values": ("llama", "delta:blocks=2,value=zero_table", None),
 }
 
@@ -29,7 +30,13 @@ def found(tmp_path_factory):
     return json.loads((folder / "found.json").read_text())
 
 
-@pytest.mark.parametrize("case", ["split llama", "split gpt_neox", "split swa", "sharded llama"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(f"split {name}" for name in ("llama", "gpt_neox", "swa", "mixtral")),
+        *(f"sharded {name}" for name in ("llama", "swa", "mixtral")),
+    ],
+)
 def test_two_processes_are_as_one(case, found):
     gaps = found[case]
     assert gaps["logits"] < 2e-6

@@ -1,7 +1,12 @@
 """Converted models behind transformers' own server, in batches that change as they run, and in ONNX."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -51,9 +56,7 @@ def test_chat_in_continuous_batches(served):
     with TestClient(app) as client:
         answer = client.post("/v1/chat/completions", json=wanted)
     assert answer.status_code == 200, answer.text
-    prompt = tokenizer.apply_chat_template(SAID, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert answer.json()["choices"][0]["message"]["content"] == tokenizer.decode(tokens)
+    assert answer.json()["choices"][0]["message"]["content"] == greedy(model, tokenizer)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -111,9 +114,61 @@ def test_command_serves_a_chat(served, monkeypatch):
             server.should_exit = True
         asked.join(60)
     assert not asked.is_alive()
+    assert answer.choices[0].message.content == greedy(model, tokenizer)
+
+
+SERVE = """
+import sys
+from transformers.cli.transformers import app
+assert "residua" not in sys.modules
+app(["serve", sys.argv[1], "--port", sys.argv[2], "--trust-remote-code", "--device", "cpu", "--log-level", "error"])
+"""
+
+
+@pytest.mark.clients
+def test_transformers_alone_serves_a_chat_by_the_saved_shim(served, tmp_path):
+    """`transformers serve DIR --trust-remote-code`, in a process that has not imported residua."""
+    from openai import APIConnectionError, OpenAI
+
+    folder, model, tokenizer = served
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+    with (tmp_path / "said").open("w+") as said:
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(folder), str(port)], env=environment, stdout=said, stderr=said
+        )
+        try:
+            for _ in range(600):
+                assert server.poll() is None, (tmp_path / "said").read_text()[-3000:]
+                try:
+                    answer = client.chat.completions.create(
+                        model=str(folder), messages=SAID, max_tokens=5, temperature=0
+                    )
+                    break
+                except APIConnectionError:  # it does not listen yet
+                    time.sleep(0.2)
+            else:
+                pytest.fail((tmp_path / "said").read_text()[-3000:])
+        finally:
+            server.kill()
+            server.wait()
+    assert answer.choices[0].message.content == greedy(model, tokenizer)
+
+
+def greedy(model, tokenizer):
+    """What the model says to `SAID` in a call of `generate`."""
     prompt = tokenizer.apply_chat_template(SAID, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     tokens = model.generate(**prompt, max_new_tokens=5, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert answer.choices[0].message.content == tokenizer.decode(tokens)
+    return tokenizer.decode(tokens)
+
+
+@pytest.mark.clients
+def test_wrong_name_is_said_before_the_server_starts(tmp_path):
+    done = CliRunner().invoke(app, ["serve", str(tmp_path / "nothing")])
+    assert "neither a directory nor a model" in str(done.exception)
 
 
 @pytest.mark.clients
@@ -123,7 +178,7 @@ def test_onnxruntime_gives_the_same_logits(design, tmp_path):
     """Through the command, from a saved model."""
     import onnxruntime
 
-    model = converted("llama", design, moved=True, num_hidden_layers=1)
+    model = converted("llama", design, moved=True)
     model.save_pretrained(tmp_path / "made")
     bytes_tokenizer().save_pretrained(tmp_path / "made")
     done = CliRunner().invoke(
@@ -133,7 +188,23 @@ def test_onnxruntime_gives_the_same_logits(design, tmp_path):
     assert (tmp_path / "out" / "tokenizer.json").is_file()
     session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     for rows, tokens in ((2, 9), (3, 14)):
-        asked = {"input_ids": ids(rows, tokens).numpy(), "attention_mask": torch.ones_like(ids(rows, tokens)).numpy()}
-        (found,) = session.run(None, asked)
+        mask = torch.ones_like(ids(rows, tokens))
+        mask[0, :3] = 0  # a row that is padded on the left
+        (found,) = session.run(None, {"input_ids": ids(rows, tokens).numpy(), "attention_mask": mask.numpy()})
         with torch.no_grad():
-            assert error(torch.from_numpy(found), model(ids(rows, tokens)).logits) < 2e-6
+            wanted = model(ids(rows, tokens), attention_mask=mask).logits
+        assert error(torch.from_numpy(found)[mask > 0], wanted[mask > 0]) < 2e-6
+
+
+def test_export_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
+    from residua.hf import export
+
+    def broken(model, file):
+        file.write_text("half a graph")
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(export, "export_onnx", broken)
+    converted("llama", "delta:blocks=2").save_pretrained(tmp_path / "made")
+    done = CliRunner().invoke(app, ["convert", str(tmp_path / "made"), "--to", "onnx", "--out", str(tmp_path / "out")])
+    assert "no such operator" in str(done.exception)
+    assert [each.name for each in tmp_path.iterdir()] == ["made"]

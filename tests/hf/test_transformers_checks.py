@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
+import torch._dynamo
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoConfig, AutoModelForCausalLM, CompileConfig, DynamicCache, StaticCache
 
 from residua.testing import error
 from tests.hf.models import VOCAB, base, converted, ids
@@ -228,3 +229,47 @@ def test_caches_have_their_format(architecture, design):
         assert all(layer.keys.shape[:2] == (2, heads) and layer.keys.shape[-1] == width for layer in found.layers)
     chunked = model.generate(ids(), prefill_chunk_size=4, **GREEDY)
     assert torch.equal(chunked, model.generate(ids(), **GREEDY))
+
+
+@EVERY
+@torch.no_grad()
+def test_only_the_logits_that_are_asked_for_are_made(architecture, design):
+    model = made(architecture, design)
+    whole = model(ids(), use_cache=False).logits
+    for kept, wanted in ((1, whole[:, -1:]), (torch.tensor([0, 3]), whole[:, [0, 3]])):
+        assert error(model(ids(), logits_to_keep=kept, use_cache=False).logits, wanted) < 2e-6
+
+
+@EVERY
+def test_generation_stops_samples_and_begins_as_it_should(architecture, design):
+    model = own(architecture, design)
+    greedy = model.generate(ids(1), max_new_tokens=6, do_sample=False)
+    end = greedy[0, 11].item()
+    found = model.generate(ids(1), max_new_tokens=6, do_sample=False, eos_token_id=end)
+    first = 9 + greedy[0, 9:].tolist().index(end)
+    assert torch.equal(found, greedy[:, : first + 1])
+    if not design.startswith("ddl"):
+        looked_up = model.generate(
+            ids(1), max_new_tokens=6, do_sample=False, eos_token_id=end, prompt_lookup_num_tokens=3
+        )
+        assert torch.equal(looked_up, found)
+    alone = model.generate(max_new_tokens=3, do_sample=False)
+    assert alone.shape == (1, 4)
+    assert alone[0, 0] == model.config.bos_token_id
+    beams = model.generate(ids(), num_beams=3, num_return_sequences=2, do_sample=True, max_new_tokens=3)
+    assert beams.shape == (4, 12)
+    eager = own(architecture, design)
+    eager.set_attn_implementation("eager")
+    assert torch.equal(eager.generate(ids(1), max_new_tokens=6, do_sample=False), greedy)
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "qwen3_moe", "gemma3_text"])
+def test_steps_on_a_static_cache_are_one_graph(architecture):
+    model = own(architecture, DESIGN)
+    wanted = model.generate(ids(), **GREEDY)
+    compiling = CompileConfig(fullgraph=True, backend="eager", mode=None, dynamic=False)
+    compiling._compile_all_devices = True
+    torch._dynamo.reset()
+    found = model.generate(ids(), cache_implementation="static", compile_config=compiling, **GREEDY)
+    torch._dynamo.reset()
+    assert torch.equal(found, wanted)

@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch._dynamo
 
-from residua.hf.anatomy import from_json
+from residua.hf.anatomy import from_json, to_json
 from residua.hf.convert import convert
 from residua.hf.find import find
 from residua.hf.proof import shown
-from tests.hf.types import DESIGNS, ROUNDING, TYPES, anatomy, check, gap, model_of, tokens
+from tests.hf.types import DESIGNS, ROUNDING, TYPES, anatomy, answers, check, gap, model_of, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # gpt_bigcode's
 
@@ -65,6 +65,72 @@ def test_type_converts_as_the_table_says(place, tmp_path):
     for design in (*DESIGNS[:2], DESIGNS[2 + place % 3]):
         refusal = check(name, design, tmp_path / design.partition(":")[0])
         assert (refusal is None) == (said["designs"][design] == "yes"), refusal
+
+
+ATTN, MLP = "self_attn(lanes, **kwargs)", "mlp(x)"
+SITES = {
+    "gptj": ["attn: x = ln_1(raw), raw + y0 = attn(lanes, ", "; y0[0] + mlp(x)"],  # one norm, two branches at once
+    "cohere": [f"attn: x = input_layernorm(raw), raw + {ATTN} + mlp(x)"],
+    "gpt_neox": ["attn: x = input_layernorm(raw), raw + ", "mlp(post_attention_layernorm(raw))"],  # a norm for each
+    "gemma3_text": [f"raw + post_attention_layernorm({ATTN})", f"raw + post_feedforward_layernorm({MLP})"],  # sandwich
+    "glm4": [f"raw + post_self_attn_layernorm({ATTN})", f"raw + post_mlp_layernorm({MLP})"],
+    "olmo3": ["attn: raw + post_attention_layernorm(self_attn(lanes", "mlp: raw + post_feedforward_layernorm(mlp(x))"],
+    "granite": [f"{ATTN} * self.residual_multiplier", f"{MLP} * self.residual_multiplier"],
+    "opt": ["torch.dropout(", "self.dropout)"],
+    "phi": ["resid_dropout("],
+    "mamba": ["mixer("],
+}
+"""What the finder must have read from one layer: by type, parts of its line."""
+IN_TURN = {
+    "jamba": ("mamba(", "self_attn("),
+    "qwen3_next": ("linear_attn(", "self_attn("),
+    "lfm2": ("conv(", "self_attn("),
+}
+"""Kinds of layers in turn, by what their first site calls."""
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_feature_of_a_layer_is_read_as_it_is(name):
+    """What the test above finds again, beside what a reader of the layer's code would write."""
+    (line,) = TABLE[name]["sites"]
+    assert all(part in line for part in SITES[name]), line
+
+
+@pytest.mark.parametrize("name", IN_TURN)
+def test_kinds_of_layers_in_turn_are_told_apart(name):
+    lines = TABLE[name]["sites"]
+    assert len(lines) == 2
+    assert all(part in line.partition(" | ")[0] for line, part in zip(lines, IN_TURN[name], strict=True)), lines
+
+
+VARIANTS = (
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon", {"parallel_attn": False, "alibi": True}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("deepseek_v3", {"q_lora_rank": None}),
+    ("gemma4_text", {"enable_moe_block": True, "num_experts": 4}),
+    ("gemma4_text", {"num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                     "layer_types": ["sliding_attention", "full_attention"] * 2}),
+    ("llama4_text", {"num_hidden_layers": 4, "interleave_moe_layer_step": 2}),
+    ("qwen2_moe", {"num_hidden_layers": 4, "decoder_sparse_step": 2}),
+    ("qwen3_moe", {"mlp_only_layers": [0]}),
+    ("cohere", {"use_qk_norm": True}),
+    ("opt", {"word_embed_proj_dim": 16}),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}),
+    ("qwen3_next", {"num_hidden_layers": 4, "layer_types": ["linear_attention"] * 3 + ["full_attention"]}),
+)  # fmt: skip
+"""Settings under which released checkpoints of a type are built otherwise than its tiny model: dense and mixture layers
+in turn, branches beside or behind each other, shared keys."""
+
+
+@pytest.mark.parametrize(("name", "extra"), VARIANTS)
+def test_other_forms_of_a_type_convert(name, extra):
+    model = model_of(name, **extra)
+    before = answers(model)
+    model.config.anatomy = to_json(find(model))
+    model = convert(model, "delta:blocks=2", say=None)
+    bound = max(model.config.identity["bound"], ROUNDING)
+    assert all(gap(one, other) <= bound for one, other in zip(answers(model), before, strict=True))
 
 
 @pytest.mark.parametrize("name", REFUSED)

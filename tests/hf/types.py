@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -101,7 +103,8 @@ OWN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "xlstm": {"num_heads": 4, "chunk_size": 16},
     "zamba": {
-        "layers_block_type": ["mamba", "hybrid"],
+        "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "hybrid"],  # one alone has nothing to share
         "n_mamba_heads": 2,
         "attention_hidden_size": 64,
         "attention_head_dim": 16,
@@ -122,10 +125,9 @@ def config_of(model_type: str, **extra: Any) -> Any:
     return cls(**small | OWN.get(model_type, {}) | extra)
 
 
-@cache
-def _made(model_type: str) -> Any:
+def _new(model_type: str, **extra: Any) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(model_type)).eval()
+    model = AutoModelForCausalLM.from_config(config_of(model_type, **extra)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.is_floating_point():
@@ -133,9 +135,14 @@ def _made(model_type: str) -> Any:
     return model
 
 
-def model_of(model_type: str) -> Any:
+@cache
+def _made(model_type: str) -> Any:
+    return _new(model_type)
+
+
+def model_of(model_type: str, **extra: Any) -> Any:
     """A tiny model of a type, with weights that no initialisation would give; the same every time."""
-    return copy.deepcopy(_made(model_type))
+    return _new(model_type, **extra) if extra else copy.deepcopy(_made(model_type))
 
 
 DESIGNS = ("standard", "delta:blocks=2", "attnres:blocks=2", "mhc", "mudd")
@@ -199,6 +206,23 @@ def anatomy(model_type: str) -> dict[str, Any]:
     return to_json(find(model_of(model_type)))
 
 
+def stored(folder: Path) -> set[str]:
+    """The keys of a saved model."""
+    found: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, "pt") as held:
+            found |= set(held.keys())
+    return found
+
+
+@cache
+def plain_keys(model_type: str) -> frozenset[str]:
+    """Those of the base."""
+    with tempfile.TemporaryDirectory() as folder:
+        _made(model_type).save_pretrained(folder)
+        return frozenset(stored(Path(folder)))
+
+
 def gap(one: torch.Tensor, other: torch.Tensor) -> float:
     return ((one - other).abs().max() / other.square().mean().sqrt()).item()
 
@@ -219,6 +243,9 @@ def check(model_type: str, design: str, folder: Path) -> str | None:
     for one, other in zip(made, plain(model_type), strict=True):
         assert gap(one, other) <= bound, f"{model_type} on {design}: {gap(one, other):.2g} beside {bound:.2g}"
     model.save_pretrained(folder)
+    more = stored(folder) - plain_keys(model_type)
+    assert plain_keys(model_type) <= stored(folder), sorted(plain_keys(model_type) - stored(folder))
+    assert all(".stream." in f".{name}" for name in more), more
     again, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert type(again) is type(model)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info

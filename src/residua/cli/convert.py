@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -92,19 +93,21 @@ def _out_of(source: str, to: str, out: Path, shard: str, dtype: str, as_json: bo
     if to == "standard":
         _save(restore(model, tokenizer=tokenizer), tokenizer, out, shard)
     else:
-        out.mkdir(parents=True, exist_ok=True)
-        export_onnx(model, out / "model.onnx")
-        if tokenizer is not None:
-            tokenizer.save_pretrained(out)
+        _write(out, lambda folder: export_onnx(model, folder / "model.onnx"), tokenizer)
     show({"out": str(out), "from": source, "to": to}, as_json, lambda _: typer.echo(f"saved to {out}: {to}"))
 
 
 def _save(model: Model, tokenizer: Tokenizer, out: Path, shard: str) -> None:
+    _write(out, lambda folder: model.save_pretrained(folder, max_shard_size=shard), tokenizer)
+
+
+def _write(out: Path, write: Callable[[Path], None], tokenizer: Tokenizer) -> None:
     """Write to a temporary directory and rename it: the output is complete or absent."""
     scratch = out.absolute().with_name(f".{out.name}.writing")
     shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     try:
-        model.save_pretrained(scratch, max_shard_size=shard)
+        write(scratch)
         if tokenizer is not None:
             tokenizer.save_pretrained(scratch)
         if out.is_dir():

@@ -68,7 +68,9 @@ def _inspected(name: str, opened: Opened, prompt: str, *, paths: bool) -> Inspec
     from residua.lab.diagnose.inspect import inspect_ids
 
     if opened.design == "base":
-        raise ValueError(f"{name} is not a converted model; convert it first: residua convert {name}")
+        raise ValueError(
+            f"{name} is not a converted model; convert it first: residua convert {name} --design delta --out NEW"
+        )
     ids = opened.tokenizer.encode(prompt)
     if opened.context is not None and len(ids) > opened.context:
         raise ValueError(f"the prompt has {len(ids)} tokens, and this model takes {opened.context}; shorten it")

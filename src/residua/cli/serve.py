@@ -17,4 +17,7 @@ def command(
     need("serve", "transformers", "fastapi", "uvicorn", "openai")
     from transformers.cli.transformers import app
 
+    from residua.hf.storage import load_config
+
+    load_config(model)  # a wrong name is said in one line
     app(["serve", model, *(options or ())])

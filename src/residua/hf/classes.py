@@ -9,6 +9,7 @@ They are made when they are first asked for, and Auto classes learn of the model
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from functools import cache, wraps
@@ -26,6 +27,8 @@ from residua.hf.converted import AUTO, Converted, Generating
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
 
+OWN_KEYS = ("stream", "inserted")
+"""The modules under which everything lies that a conversion adds."""
 KEPT_IN_FLOAT32 = "stream"
 """Routing parameters stay in float32 when a model is loaded in half precision: their steps are small beside them."""
 
@@ -61,10 +64,35 @@ def config_class(base_type: str) -> Class:
     AutoConfig.register(PREFIX + base_type, config, exist_ok=True)
     conversions = get_checkpoint_conversion_mapping(base_type)
     if conversions is not None:  # how a checkpoint's tensors become parameters, such as experts that are stacked
-        # without plain renamings, which serve old names: as patterns (".mlp.") they would catch ours too ("l0_mlp.")
-        kept = [each for each in conversions if not isinstance(each, WeightRenaming)]
-        register_checkpoint_conversion_mapping(PREFIX + base_type, kept, overwrite=True)
+        register_checkpoint_conversion_mapping(PREFIX + base_type, list(map(_of_base, conversions)), overwrite=True)
     return config
+
+
+class OfBase:
+    """Mixed into a renaming of checkpoint keys, before it: a pattern (".mlp.") must not catch ours ("l0_mlp.")."""
+
+    __slots__ = ()
+
+    def rename_source_key(self, source_key: str) -> tuple[str, str | None]:
+        if any(part in OWN_KEYS for part in source_key.split(".")):
+            return source_key, None
+        renamed: tuple[str, str | None] = super().rename_source_key(source_key)  # type: ignore[misc]
+        return renamed
+
+
+def _of_base(conversion: Argument) -> Argument:
+    """A conversion of the base's checkpoints, which leaves alone what a conversion of ours adds."""
+    own: Argument = copy.deepcopy(conversion)
+    if isinstance(own, WeightRenaming):
+        kind: Class = type(own)
+        own.__class__ = _renaming(kind)
+    return own
+
+
+@cache
+def _renaming(base: Class) -> Class:
+    cls: Class = type(f"OfBase{base.__name__}", (OfBase, base), {"__slots__": ()})
+    return cls
 
 
 @cache

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from residua.hf.anatomy import ANATOMY, PREFIX, Class, Config, Model, Tokenizer, anatomy_of, probe, to_json
-from residua.hf.defaults import entry
+from residua.hf.anatomy import ANATOMY, Class, Config, Model, Tokenizer, anatomy_of, probe, to_json
+from residua.hf.defaults import enterable, entry
 from residua.plan import LANES, Plan
 from residua.spec import Spec, Value
 from residua.stream import Conversion
@@ -55,22 +55,25 @@ def convert(
     from residua.hf.find import find
     from residua.hf.insert import insert
     from residua.hf.proof import shown
-    from residua.hf.storage import load_base, load_tokenizer
+    from residua.hf.storage import load_base, load_tokenizer, refuse_converted
 
+    enterable(design)  # before gigabytes are read
     if isinstance(model, str | Path):
         source = str(model)
         model = load_base(source, dtype=dtype, revision=revision)
         tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
         model.config.license = licence_of(Path(source))
     config = model.config
-    if str(config.model_type).startswith(PREFIX):
-        raise ValueError(
-            f"this model is converted already, to {config.stream['name']}; convert the base it was made from"
-        )
+    refuse_converted(config)
     say = say or (lambda line: None)
     anatomy = anatomy_of(config)
     refuse(model)
     if anatomy is None:
+        if model.device.type == "meta":
+            raise ValueError(
+                f"the anatomy of {config.model_type} is found by running its layers, and on the meta device they have "
+                "no numbers; convert a model that has, and set model.config.anatomy to what its config then holds"
+            )
         anatomy = find(model)
         say(f"anatomy of {config.model_type}, found and proved: {'; '.join(map(shown, anatomy.blocks))}")
     probe(backbone_of(model), anatomy)

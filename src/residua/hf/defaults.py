@@ -20,11 +20,8 @@ BOUND = 1e-5
 
 def entry(spec: Spec, plan: Plan) -> tuple[Stream, Conversion]:
     """The design as it enters a trained network, with what is expected of its start."""
-    name, options = parse(spec)
-    name, options = design(name).upgraded(options)
+    name, options = enterable(spec)
     cls, found = design(name), design(name).conversion
-    if found.refusal is not None:
-        raise ValueError(f"{name} cannot enter a trained network: {found.refusal}")
     stream = build({"name": name, **cls.entering(options)}, plan)
     if stream.starts == "no":
         raise ValueError(
@@ -34,6 +31,16 @@ def entry(spec: Spec, plan: Plan) -> tuple[Stream, Conversion]:
     return stream, replace(
         found, exact=found.exact and stream.starts == "standard", eps=found.eps or stream.starts == "eps"
     )
+
+
+def enterable(spec: Spec) -> tuple[str, dict[str, Value]]:
+    """The name and options of a design that may enter: what is wrong with it whatever the model is said here."""
+    name, options = parse(spec)
+    name, options = design(name).upgraded(options)
+    refusal = design(name).conversion.refusal
+    if refusal is not None:
+        raise ValueError(f"{name} cannot enter a trained network: {refusal}")
+    return name, options
 
 
 def _cure(cls: type[Stream], options: Mapping[str, Value], plan: Plan) -> str:

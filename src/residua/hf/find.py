@@ -62,6 +62,8 @@ class Found:
     proof: Proof
     cache: str | None
     kind: Kind
+    sure: bool
+    """Whether it adds as the layer does, so that bits that agreed on random states agree on all."""
     known: bool = False
     """Whether it was proved to be as an earlier layer of its kind, in its own precision."""
 
@@ -96,7 +98,7 @@ def find(model: Model) -> Anatomy:
             blocks.append(each.block)
         order.append(blocks.index(each.block))
     cache = next((each.cache for each in found if each.cache), "past_key_values")
-    exact = all(each.proof.exact for each in found)
+    exact = all(each.proof.exact and each.sure for each in found)
     return Anatomy(tuple(blocks), tuple(order) if len(blocks) > 1 else (), place.layers, place.norm, cache, exact)
 
 
@@ -346,10 +348,10 @@ def _read(
         tried: Block | None = None
         try:
             after = [each for _, end in segments(seen) if isinstance(each := seen.made[end], Tensor)]
-            for block, _ in read(seen, named, cache or "past_key_values", attention):
+            for block, sure in read(seen, named, cache or "past_key_values", attention):
                 proof = same(block, layer, forward, state, keywords, after)
                 if proof.holds:
-                    return Found(replace(block, projections=made, beside=beside), proof, cache, kind)
+                    return Found(replace(block, projections=made, beside=beside), proof, cache, kind, sure)
                 failed, tried = failed or proof, tried or block
         except Unnamed as error:
             if failed is None:

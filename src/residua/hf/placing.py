@@ -24,24 +24,29 @@ def placed(module: Model, stream: Stream, sites: tuple[Site, ...], state: State)
     device = torch.device(device)  # a number is one of the machine's accelerators
     if module.__dict__.get("settled") != (device, id(stream)):
         fetch(stream, device)
+        for inserted in getattr(module, "inserted", {}).values():
+            fetch(inserted, device, recurse=False)  # the gain of its norm, which is no module
         settle(stream, sites, device)
         module.__dict__["settled"] = (device, id(stream))
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
 
 
-def fetch(stream: Stream, device: torch.device) -> None:
-    """Bring in for good what accelerate has offloaded of a stream: it is small, and every layer uses it."""
-    away = {name: each for name, each in stream.named_parameters() if each.device.type == "meta"}
+def fetch(module: Model, device: torch.device, *, recurse: bool = True) -> None:
+    """Bring in for good what accelerate has offloaded of a module and, with `recurse`, of those inside it.
+
+    Of a stream and of what an inserted sublayer holds itself: both are small, and used outside a `forward`.
+    """
+    away = [name for name, each in module.named_parameters(recurse=recurse) if each.device.type == "meta"]
     if not away:
         return
     from accelerate.hooks import remove_hook_from_module
     from accelerate.utils import set_module_tensor_to_device
     from transformers.integrations.accelerate import load_offloaded_parameter
 
-    values = {name: load_offloaded_parameter(stream, name) for name in away}
-    remove_hook_from_module(stream, recurse=True)
+    values = {name: load_offloaded_parameter(module, name) for name in away}
+    remove_hook_from_module(module, recurse=recurse)
     for name, value in values.items():
-        set_module_tensor_to_device(stream, name, device, value=value)
+        set_module_tensor_to_device(module, name, device, value=value)
 
 
 def settle(stream: Stream, sites: tuple[Site, ...], device: torch.device) -> None:

@@ -24,12 +24,21 @@ def load_base(source: str, *, dtype: torch.dtype | str = "auto", revision: str |
     from transformers import AutoModelForCausalLM
 
     config = load_config(source, revision=revision)
+    refuse_converted(config)
     refuse_type(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantised; convert the full-precision model and quantise the result")
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(f"no anatomy for {config.model_type!r}: transformers has no causal language model of it")
     return load(AutoModelForCausalLM, source, config, dtype=dtype, revision=revision or "main")
+
+
+def refuse_converted(config: Config) -> None:
+    """A second design has no place in a model that was converted."""
+    if str(config.model_type).startswith(PREFIX):
+        raise ValueError(
+            f"this model is converted already, to {config.stream['name']}; convert the base it was made from"
+        )
 
 
 def load_config(source: str, *, revision: str | None = None) -> Config:
@@ -41,8 +50,8 @@ def load_config(source: str, *, revision: str | None = None) -> Config:
         raise ValueError(f"{source} is a file; give the directory that holds config.json and the weights")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ValueError(f"{source} has no config.json; it is not the directory of a Hugging Face model")
-    if folder.is_dir():
-        model_type(folder)  # says so if the file is no JSON
+    if folder.is_dir() and model_type(folder) is None and (folder / "model" / "config.json").is_file():
+        raise ValueError(f"{source} is a run of residua finetune; the model that it left is {folder / 'model'}")
     try:
         values = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except OSError:

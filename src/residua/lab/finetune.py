@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from residua.hf.defaults import enterable
 from residua.hf.released.loans import lenders
-from residua.hf.storage import check_weights, load_config
+from residua.hf.storage import check_weights, load_config, refuse_converted
 from residua.lab.common.files import Listener, Values
 from residua.lab.finetune_config import MODEL as MODEL
 from residua.lab.finetune_config import FinetuneConfig as FinetuneConfig
@@ -44,7 +45,15 @@ def finetune(
     """Fine-tune in directory `out`, or go on from what is there. Arguments and errors are those of `train`."""
     if launched() > 1:
         raise ValueError(ONE_PROCESS)
-    load_config(config.checkpoint)  # a wrong name is said before a corpus is read
+    found = load_config(config.checkpoint)  # what is wrong is said before a corpus is read
+    if config.design is not None:
+        enterable(config.design)
+        refuse_converted(found)
+    text = found.get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    learned = getattr(text, "rope_parameters", None) is None  # rotations go on behind the longest text so far
+    if learned and most is not None and config.context > most:
+        raise ValueError(f"the model takes {most} tokens at most; choose a context up to that, not {config.context}")
     if Path(config.checkpoint).is_dir():
         check_weights(Path(config.checkpoint))
     listen = on_event or (lambda event: None)

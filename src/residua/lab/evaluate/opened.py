@@ -101,7 +101,7 @@ def open_start(path: Path | str) -> Opened:
         model = load_causal(checkpoint, dtype=torch.float32)
     else:
         given = {"layout": settings.get("layout"), "seed": settings.get("seed", 0)}
-        model = convert(checkpoint, settings["design"], dtype=torch.float32, **given)
+        model = convert(checkpoint, settings["design"], dtype=torch.float32, say=None, **given)
     return replace(after, model=model.eval(), design=design_of(model))
 
 
