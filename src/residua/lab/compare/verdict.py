@@ -113,10 +113,7 @@ def _unclear(rows: Sequence[Record], base: str, seeds: str) -> str:
     least, most = (bound(row["difference"]["detectable"] for row in rows) for bound in (min, max))
     sizes = f"{least:.3f}" if f"{least:.3f}" == f"{most:.3f}" else f"{least:.3f} to {most:.3f}"
     gaps = [f"{row['label']} ({row['difference']['mean']:+.3f})" for row in sorted(rows, key=_size)]
-    return (
-        f"{_listed(gaps)} against {base}; with {seeds} the minimum detectable effect is {sizes} nats "
-        "(80 % power)."
-    )
+    return f"{_listed(gaps)} against {base}; with {seeds} the minimum detectable effect is {sizes} nats (80 % power)."
 
 
 def _next(results: Record, unclear: Sequence[Record], out: Path | str, seeds: int) -> Values:
