@@ -170,22 +170,12 @@ typedef struct {
 static const range_function forward[] = VARIANTS(remix);
 static const range_function backward[] = VARIANTS(remix_backward);
 
-static int remixed(int type, int threads, remix_work work, int64_t rows) {
+EXPORT int residua_remix(int type, int threads, const void *H, const void *weights, const void *onto, void *out,
+                         int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t onto_step) {
+    remix_work work = {.H = H, .weights = weights, .out = out, .streams = streams, .made = made, .width = width,
+                       .onto = onto, .onto_step = onto_step};
     residua_parallel(forward[residua_variant(type)], &work, rows, threads);
     return RESIDUA_OK;
-}
-
-EXPORT int residua_remix(int type, int threads, const void *H, const void *weights, void *out, int64_t rows,
-                         int64_t streams, int64_t made, int64_t width) {
-    const remix_work work = {.H = H, .weights = weights, .out = out, .streams = streams, .made = made, .width = width};
-    return remixed(type, threads, work, rows);
-}
-
-EXPORT int residua_remix_onto(int type, int threads, const void *H, const void *weights, const void *onto, void *out,
-                              int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t onto_step) {
-    const remix_work work = {.H = H, .weights = weights, .out = out, .streams = streams, .made = made, .width = width,
-                             .onto = onto, .onto_step = onto_step};
-    return remixed(type, threads, work, rows);
 }
 
 EXPORT int residua_remix_backward(int type, int threads, const void *H, const void *weights, const void *gradient,

@@ -21,7 +21,9 @@ def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None) -> Tensor:
     if only_torch(weights, H) or (onto is not None and only_torch(onto)):
         return reference.remix(weights, H, onto=onto)
     if H.dtype == torch.float16:
-        return reference.added(onto, remix(weights.float(), H.float()).half())
+        if onto is None or onto.dtype != torch.float16:
+            return reference.added(onto, remix(weights.float(), H.float()).half())
+        return remix(weights.float(), H.float(), onto=onto.float()).half()
     require(H)
     if weights.ndim != 4 or H.ndim != 4:
         raise ValueError(f"remix takes weights [b t s m] and H [b t s d], not {weights.shape} and {H.shape}")
@@ -50,7 +52,7 @@ def _forward(weights: Tensor, H: Tensor) -> Tensor:
         return out.zero_()
     if out.numel():
         weights, H = dense(weights), dense(H)
-        call("residua_remix", H.dtype, H.numel() * weights.shape[-1], (H, weights, out), _sizes(weights, H))
+        call("residua_remix", H.dtype, H.numel() * weights.shape[-1], (H, weights, None, out), (*_sizes(weights, H), 0))
     return out
 
 
@@ -71,7 +73,7 @@ def _forward_onto(weights: Tensor, H: Tensor, onto: Tensor) -> Tensor:
     out = torch.empty(onto.shape, dtype=H.dtype)
     weights, H, (onto, step) = dense(weights), dense(H), _tokens(onto)
     call(
-        "residua_remix_onto", H.dtype, H.numel() * weights.shape[-1], (H, weights, onto, out),
+        "residua_remix", H.dtype, H.numel() * weights.shape[-1], (H, weights, onto, out),
         (*_sizes(weights, H), step),
     )  # fmt: skip
     return out
@@ -80,7 +82,8 @@ def _forward_onto(weights: Tensor, H: Tensor, onto: Tensor) -> Tensor:
 def _tokens(onto: Tensor) -> tuple[Tensor, int]:
     """Tokens as the kernel takes them, and the numbers from one to the next: a slice of more streams is one too."""
     step, (_, tokens, made, width) = onto.stride(1), onto.shape
-    if onto.stride() == (tokens * step, step, width, 1) and not onto.is_neg():
+    aligned = onto.data_ptr() % onto.element_size() == 0
+    if onto.stride() == (tokens * step, step, width, 1) and not onto.is_neg() and aligned:
         return onto, step
     return dense(onto), made * width
 
