@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+import residua
+from residua.plan import Plan
+from residua.read_groups import _coming
 from residua.runner import Execution, Observer, Runner, observed
 from residua.testing import GROUPED, LAWS, PLAIN, Case, assert_close, ids, specs
 
@@ -41,6 +44,16 @@ def test_groups_run_where_they_can(spec, groups):
     """Reads are begun ahead for the designs that a group can serve, and nothing is for the others."""
     seen, _ = flows(Case(spec).model(dtype=torch.float32))
     assert any(flow.ahead.begun for flow in seen) == groups
+
+
+def test_few_reads_share_a_pass_over_few_sources():
+    """A read merges what came since its pass began, one by one: while there is little to share, that is the dearer."""
+    stream = residua.build("delta", Plan.regular(8, 24))
+    sizes = [len(coming.sites) for coming in _coming(stream, 16, blockwise=False)[2:-18] if coming is not None]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1]) == (4, 14)
+    whole = residua.build("delta:blocks=2", Plan.regular(8, 6))  # inside a block nothing comes
+    assert len(_coming(whole, 16, blockwise=False)[6].sites) == 6
 
 
 @pytest.mark.parametrize("spec", ["attnres", "delta", "delta:block=2", "delta:value_lane=true"])

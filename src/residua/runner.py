@@ -50,7 +50,8 @@ class Execution:
     autocast: bool = True
     """Whether the design's own arithmetic follows the autocast around it."""
     group: int = 16
-    """Most reads that share a pass over their sources: of 4 to 24, what 48 blocks ran fastest with; 0 for none."""
+    """Most reads that share a pass over their sources, fewer while there are few of those; of 4 to 24, what 48 blocks
+    ran fastest with; 0 for none."""
     least: int = 1 << 16
     """Numbers in a source from which sharing pays in training: below, a call costs more than the memory it saves."""
 

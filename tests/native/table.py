@@ -97,6 +97,14 @@ OPS = [
     ),
     Op("remix", lambda b, t, d: [(b, t, 4, 5), (b, t, 4, d)], ops.remix),
     Op("remix-one", lambda b, t, d: [(b, t, 3, 1), (b, t, 3, d)], ops.remix),
+    *(
+        Op(
+            f"remix-onto-{s}-{m}",
+            lambda b, t, d, s=s, m=m: [(b, t, s, m), (b, t, s, d), (b, t, m, d)],
+            lambda weights, H, onto: ops.remix(weights, H, onto=onto),
+        )
+        for s, m in ((1, 4), (3, 6), (6, 2))
+    ),
     Op("sinkhorn", lambda b, t, d: [(b, t, 4, 4)], lambda logits: ops.sinkhorn(logits, iterations=8), wide=True),
     Op("shortconv", lambda b, t, d: [(b, t, d), (b, 3, d), (4, d)], ops.shortconv),
     Op("shortconv-channels", lambda b, t, d: [(b, t, 2, d), (b, 1, 2, d), (2, 2, d)], ops.shortconv),

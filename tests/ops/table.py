@@ -58,6 +58,7 @@ OPS: dict[str, tuple[list[tuple[int, ...]], Call]] = {
     "mix-token": ([(2, B, T), *[(B, T, D)] * 2], lambda w, *v: ops.mix(w, v)),
     "mix-lane": ([(3, 2, B, T), *[(B, T, D)] * 2], lambda w, *v: ops.mix(w, v)),
     "remix": ([(B, T, 3, 4), (B, T, 3, D)], ops.remix),
+    "remix-onto": ([(B, T, 1, 4), (B, T, 1, D), (B, T, 4, D)], lambda w, H, onto: ops.remix(w, H, onto=onto)),
     "delta_write": (
         [(B, T, 2, D), (B, T, D), (B, T, 2), (B, T)],
         lambda X, k, value, beta: ops.delta_write(X, k, value, beta, eps=0.5),

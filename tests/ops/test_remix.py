@@ -50,5 +50,19 @@ def test_remix_gradcheck():
     assert torch.autograd.gradcheck(ops.remix, arguments)
 
 
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_remix_onto_adds_to_streams_that_lie_beside_others(backend):
+    wide = draw(2, 3, 5, 7).requires_grad_()
+    weights, y = draw(2, 3, 1, 4, seed=1).requires_grad_(), draw(2, 3, 1, 7, seed=2).requires_grad_()
+    with ops.backend(backend):
+        written = ops.remix(weights, y, onto=wide[..., 1:, :])
+    expected = wide[..., 1:, :] + weights.mT * y
+    assert (written - expected).abs().max() < 1e-12
+    inputs, slope = (wide, weights, y), draw(2, 3, 4, 7, seed=3)
+    made = torch.autograd.grad(written, inputs, slope)
+    for found, want in zip(made, torch.autograd.grad(expected, inputs, slope), strict=True):
+        assert (found - want).abs().max() < 1e-12
+
+
 def test_remix_no_tokens():
     assert ops.remix(draw(2, 0, 4, 5), draw(2, 0, 4, 6)).shape == (2, 0, 5, 6)

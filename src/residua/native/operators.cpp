@@ -30,8 +30,8 @@ int residua_delta_write(int type, int threads, const void *X, const void *k, con
 int residua_mix(int type, int threads, const void *const *sources, const void *weights, void *out, int64_t count,
                 int64_t lanes, int64_t rows, int64_t width, int64_t by_lane, int64_t by_source, int64_t by_row,
                 int kind);
-int residua_remix(int type, int threads, const void *H, const void *weights, void *out, int64_t rows, int64_t streams,
-                  int64_t made, int64_t width);
+int residua_remix(int type, int threads, const void *H, const void *weights, const void *onto, void *out, int64_t rows,
+                  int64_t streams, int64_t made, int64_t width, int64_t onto_step);
 int residua_shortconv(int type, int threads, const void *x, const void *tail, const void *taps, void *out,
                       int64_t sequences, int64_t tokens, int64_t taps_count, int64_t width);
 int residua_sinkhorn(int type, int threads, const void *logits, void *out, int64_t matrices, int64_t size,
@@ -161,7 +161,7 @@ Tensor remix(Tensor weights, Tensor H) {
     Tensor out = torch::stable::new_empty(H, {H.size(0), H.size(1), made, H.size(3)});
     if (out.numel()) {
         check(residua_remix(type_of(H), threads(H.numel() * made), H.const_data_ptr(), weights.const_data_ptr(),
-                            out.mutable_data_ptr(), H.size(0) * H.size(1), H.size(2), made, H.size(3)));
+                            nullptr, out.mutable_data_ptr(), H.size(0) * H.size(1), H.size(2), made, H.size(3), 0));
     }
     return out;
 }

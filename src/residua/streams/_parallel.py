@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from residua import ops
 from residua.plan import Site
 from residua.stream import Conversion, Past, Read, Routing, Stream
-from residua.streams._parts import Part, constant
+from residua.streams._parts import Part, constant, projected
 
 EPS = 1e-5
 """Of the layer norm that feeds dynamic weights."""
@@ -56,7 +57,8 @@ class Dynamic(Part):
     def moved(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to alpha [.. n columns] and to beta [.. n]."""
         normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
-        return self.s_alpha * (normed @ self.W_alpha).tanh(), self.s_beta * (normed @ self.W_beta).tanh()
+        alpha, beta = projected(normed, (self.W_alpha, self.W_beta))
+        return self.s_alpha * alpha.tanh(), self.s_beta * beta.squeeze(-1).tanh()
 
 
 class ParallelStream(Stream[Tensor]):
@@ -88,4 +90,4 @@ class ParallelStream(Stream[Tensor]):
 
 def written(rest: Tensor, weights: Tensor, y: Tensor) -> Tensor:
     """rest + w' y."""
-    return rest + weights.to(y.dtype)[..., None] * y[..., None, :]
+    return ops.remix(weights.to(y.dtype)[..., None, :], y[..., None, :], onto=rest)

@@ -8,6 +8,7 @@ from types import EllipsisType
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from residua.plan import Plan, Site
 from residua.spec import Value
@@ -120,6 +121,16 @@ class Static(Part):
     def __init__(self, sources: int, newest: float) -> None:
         super().__init__()
         self.add("alpha", (sources,), recent(newest))
+
+
+def projected(x: Tensor, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """x W of every map W, [d k] or [d] for a single column, by one product.
+
+    A product with a few columns runs at a tenth of the rate of others, and the gradient of such a map at a thirtieth;
+    as rows of one matrix they take neither.
+    """
+    rows = [one[None] if one.ndim == 1 else one.t() for one in maps]
+    return F.linear(x, torch.cat(rows)).split([len(one) for one in rows], -1)
 
 
 def group_size(design: str, plan: Plan, block: int | None, blocks: int | None) -> int:

@@ -15,7 +15,7 @@ from residua.ops.norm import accumulator
 from residua.plan import Plan, Site
 from residua.registry import register
 from residua.stream import Conversion, Norm, Past, Read, Start, Stream
-from residua.streams._parts import Part, constant, marked, normal, positive
+from residua.streams._parts import Part, constant, marked, normal, positive, projected
 
 
 class Matrix(NamedTuple):
@@ -151,7 +151,19 @@ class Rewrite(Part):
         wide = c.to(accumulator(c.dtype))
         if self.gate_kind == "mlp":
             wide = (wide @ self.beta_in.to(wide) + self.beta_in_bias).tanh()
-        return 2 * (wide @ self.beta.to(wide) + self.beta_bias).sigmoid()
+        return self.bounded(wide @ self.beta.to(wide))
+
+    def bounded(self, logit: Tensor) -> Tensor:
+        """beta of w . c."""
+        return 2 * (logit + self.beta_bias).sigmoid()
+
+    def forward(self, x: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """`share` and `target`; by one product where both are linear in c."""
+        if self.gate_kind != "linear" or self.value_kind != "paper":
+            return self.share(c), self.target(x, c)
+        wide = c.to(accumulator(c.dtype))
+        logit, target = projected(wide, (self.beta.to(wide), self.value.to(wide)))
+        return self.bounded(logit.squeeze(-1)), target
 
     def target(self, x: Tensor, c: Tensor) -> Tensor:
         """v as [b t v]: linear in the normalised input, or 4 sigmoid of the raw one."""
@@ -263,7 +275,7 @@ class DDL(Stream[Matrix]):
 
     def write(self, s: Matrix, site: Site, read: Read, y: Tensor) -> Matrix:
         rewrite, (x, c) = self.part(site)["rewrite"], read.carry
-        beta, value = rewrite.share(c), rewrite.target(x, c)
+        beta, value = rewrite(x, c)
         if self.standard:
             X = ops.delta_write(s.X, y, value, rewrite.blend * beta, eps=self.eps)
             X = X + ((1 - rewrite.blend) * y).to(y.dtype).unsqueeze(2)

@@ -17,7 +17,7 @@ from residua.spec import Value
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
 from residua.streams._mixers import MIXERS, check_mixer
 from residua.streams._parallel import copies, home, mixture, names, written
-from residua.streams._parts import Fill, Part, constant, marked, normal, positive
+from residua.streams._parts import Fill, Part, constant, marked, normal, positive, projected
 
 PRESETS: Mapping[str, Mapping[str, Value]] = {
     "deepseek-v4": {"head": "learned", "eps": 1e-6},
@@ -63,8 +63,15 @@ class Affine(Part):
                 delattr(self, name)
                 self.register_buffer(name, parameter.detach())
 
-    def forward(self, flat: Tensor) -> Tensor:
-        return self.alpha * (flat @ self.phi).unflatten(-1, self.shape) + self.bias
+    def forward(self, product: Tensor) -> Tensor:
+        """alpha product + b, of rmsnorm(vec H) phi."""
+        return self.alpha * product.unflatten(-1, self.shape) + self.bias
+
+
+def mapped(flat: Tensor, *maps: Affine | None) -> tuple[Tensor | None, ...]:
+    """What each map makes of rmsnorm(vec H); None where there is none."""
+    products = iter(projected(flat, [one.phi for one in maps if one is not None]))
+    return tuple(None if one is None else one(next(products)) for one in maps)
 
 
 class Starts(NamedTuple):
@@ -101,19 +108,18 @@ class Collapse(nn.Module):
 
     def forward(self, H: Tensor) -> tuple[Tensor, ...]:
         assert self.pre is not None
-        return (self.weights(self.flat(H, self.pre)),)
+        (logits,) = mapped(self.flat(H, self.pre), self.pre)
+        assert logits is not None
+        return (self.weights(logits),)
 
     def flat(self, H: Tensor, like: Affine) -> Tensor:
         """rmsnorm(vec H)."""
         normed = ops.rms_norm(H.flatten(-2).to(accumulator(H.dtype)), self.form.norm_eps)
         return normed.to(like.phi.dtype)
 
-    def weights(self, flat: Tensor) -> Tensor:
-        """Those of pre; a mean where there is none."""
-        streams, eps = self.form.streams, self.form.eps
-        if self.pre is None:
-            return flat.new_full((*flat.shape[:-1], streams), 1 / streams)
-        weights = self.pre(flat).sigmoid()
+    def weights(self, logits: Tensor) -> Tensor:
+        """Those of pre."""
+        weights, eps = logits.sigmoid(), self.form.eps
         return weights + eps if eps else weights
 
 
@@ -150,14 +156,17 @@ class Mappings(Collapse):
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pre [b t n], post [b t n] and res [b t n n]."""
         form, flat = self.form, self.flat(H, self.post)
-        pre = self.weights(flat)
-        post = form.post * self.post(flat).sigmoid()
+        reads, writes, logits = mapped(flat, self.pre, self.post, self.res)
+        assert writes is not None
+        # without a map a read is the mean
+        pre = torch.full_like(writes, 1 / form.streams) if reads is None else self.weights(reads)
+        post = form.post * writes.sigmoid()
         if form.res == "identity" and form.eps:
             post = post + form.eps
-        if self.res is None:
+        if logits is None:
             one = torch.eye(form.streams, dtype=flat.dtype, device=flat.device)
             return pre, post, one.expand(*H.shape[:2], -1, -1)
-        logits, matrix = self.res(flat), MIXERS[form.res].matrix
+        matrix = MIXERS[form.res].matrix
         if matrix is None:
             return pre, post, ops.sinkhorn(logits, iterations=form.iterations, eps=form.eps)
         return pre, post, matrix(logits)

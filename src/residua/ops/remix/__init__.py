@@ -10,6 +10,11 @@ from residua.ops.remix import native as _native  # noqa: F401  registers the ker
 from residua.ops.remix import reference
 
 
-def remix(weights: Float[Tensor, "b t s m"], H: Float[Tensor, "b t s d"]) -> Float[Tensor, "b t m d"]:
-    """Each output m is a mixture of the streams s, with weights per token."""
-    return run("remix", H, reference.remix, weights, H)
+def remix(
+    weights: Float[Tensor, "b t s m"], H: Float[Tensor, "b t s d"], *, onto: Float[Tensor, "b t m d"] | None = None
+) -> Float[Tensor, "b t m d"]:
+    """Each output m is a mixture of the streams s, with weights per token.
+
+    onto: what the mixtures are added to. A single stream written to many, w_m y, is the outer product of a write.
+    """
+    return run("remix", H, reference.remix, weights, H, onto=onto)

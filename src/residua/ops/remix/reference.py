@@ -8,7 +8,12 @@ from torch import Tensor
 from residua.ops.norm import accumulator
 
 
-def remix(weights: Tensor, H: Tensor) -> Tensor:
+def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None) -> Tensor:
     """One einsum over the streams."""
     wide = accumulator(H.dtype)
-    return torch.einsum("btsm,btsd->btmd", weights.to(wide), H.to(wide)).to(H.dtype)
+    return added(onto, torch.einsum("btsm,btsd->btmd", weights.to(wide), H.to(wide)).to(H.dtype))
+
+
+def added(onto: Tensor | None, mixed: Tensor) -> Tensor:
+    """onto + mixed, where there is something to add to."""
+    return mixed if onto is None else onto + mixed

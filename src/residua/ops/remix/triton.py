@@ -16,6 +16,7 @@ from torch import Tensor
 from residua.ops import _triton as host
 from residua.ops._triton_device import accumulator
 from residua.ops.mix.triton import _backward_kernel, _forward_kernel, blocks
+from residua.ops.remix.reference import added
 
 
 def _settings(weights: Tensor, H: Tensor, *, whole: bool) -> dict[str, Any]:
@@ -80,7 +81,7 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
 _remix.register_autograd(_backward, setup_context=_save)
 
 
-def remix(weights: Tensor, H: Tensor) -> Tensor:
+def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None) -> Tensor:
     """`residua.ops.remix` on a GPU."""
     host.checked(weights, H)
-    return _remix(weights, H)
+    return added(onto, _remix(weights, H))
