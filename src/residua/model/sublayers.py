@@ -33,10 +33,10 @@ class Heads(Sublayer):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"{site.name}: heads={heads} must be a multiple of kv_heads={kv_heads}, both at least 1")
         self.head_width, self.rotary = config.width // config.heads, rotary
-        self.q = Projection(config.width, heads * self.head_width)
-        self.k = Projection(config.width, kv_heads * self.head_width)
-        self.v: Projection | None = Projection(config.width, kv_heads * self.head_width)
-        self.o = Projection(heads * self.head_width, config.width)
+        self.q: nn.Linear = Projection(config.width, heads * self.head_width)
+        self.k: nn.Linear = Projection(config.width, kv_heads * self.head_width)
+        self.v: nn.Linear | None = Projection(config.width, kv_heads * self.head_width)
+        self.o: nn.Linear = Projection(heads * self.head_width, config.width)
         self.q_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.k_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.v_norm: LaneNorm | None = None
