@@ -5,16 +5,18 @@
  */
 #ifdef T
 
+/* n numbers of x times as many of each of eight rows from w on, added to eight sums. */
+INLINE void FN(add_eight)(VEC x, const T *w, int64_t width, int64_t n, VEC *sums) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        sums[i] += x * FN(load_some)(w + i * width, n);
+    }
+}
+
 /* <x, w_i> for the eight rows w_i from w on. */
 INLINE void FN(eight_products)(const A *x, const T *w, int64_t width, A *y) {
     VEC sums[8] = {{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}};
-    SWEEP(width, {
-        const VEC one = FN(load_some_wide)(x + d, n);
-#pragma GCC unroll 8
-        for (int i = 0; i < 8; i++) {
-            sums[i] += one * FN(load_some)(w + i * width + d, n);
-        }
-    });
+    SWEEP(width, { FN(add_eight)(FN(load_some_wide)(x + d, n), w + d, width, n, sums); });
     FN(sums_of_8)(sums, y);
 }
 
