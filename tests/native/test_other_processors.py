@@ -11,6 +11,8 @@ import torch
 
 from residua import ops
 from residua.native import build, library
+from residua.ops.norm import accumulator
+from residua.ops.project import native
 from tests.native.replay import Recording, program, recorded
 from tests.native.table import OPS, gradients
 
@@ -34,6 +36,7 @@ def recording() -> Recording:
                     gradients(op, op.draw(*size, dtype=dtype, grad=True))
             for options in ({}, {"heads": 2}, {"total": True}, {"centered": True}):
                 _read(dtype, 6, 22, **options)
+            _decoding(dtype)
         _group()
     # its addresses lie in a table of its own, which a recording does not follow; its arithmetic is that of groups
     assert set(found.functions) == exported() - {"residua_attend_together"}
@@ -47,6 +50,22 @@ def _read(dtype, sources, width, **options):
     ops.attend(
         query.to(dtype) if dtype == torch.float64 else query, tuple(values), eps=1e-6, **options
     ).sum().backward()
+
+
+@torch.no_grad()
+def _decoding(dtype):
+    generator = torch.Generator().manual_seed(9)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    x, large = draw(1, 1, 22), draw(native.LEAST // 22 + 1, 22)
+    ops.project(x, large)
+    ops.gated_mlp(x, draw(11, 22), draw(11, 22), draw(5, 11))
+    turns = (draw(1, 3).to(accumulator(dtype)), draw(1, 3).to(accumulator(dtype)))
+    cache = draw(1, 2, 12, 6), draw(1, 2, 12, 6)
+    ops.cached_attend(draw(1, 1, 24), draw(1, 1, 12), draw(1, 1, 12), turns, *cache, 9)
+    ops.attention_step((x,), (draw(24, 22), draw(12, 22), draw(12, 22), draw(5, 24)), turns, *cache, 10)
 
 
 def _group():

@@ -22,6 +22,7 @@ EDGES = {
     "tests/ops/test_attend_groups.py": "merge_equal or not_wanted or together",
     "tests/ops/test_attend_large.py": "300 and 18",
     "tests/ops/test_strides.py": "layout",
+    "tests/ops/test_decoding_ops.py": "float32-avx or bfloat16-portable or layout or threads",
 }
 
 

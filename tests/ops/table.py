@@ -69,6 +69,8 @@ OPS: dict[str, tuple[list[tuple[int, ...]], Call]] = {
     "rms_norm": ([(B, T, D)], lambda x: ops.rms_norm(x, 1e-6)),
     "rms_norm-gain": ([(B, T, D), (D,)], lambda x, gain: ops.rms_norm(x, 1e-6, gain)),
     "swiglu": ([(B, T, D)] * 2, ops.swiglu),
+    "project": ([(B, T, D), (7, D)], ops.project),
+    "gated_mlp": ([(B, T, D), (7, D), (7, D), (3, 7)], ops.gated_mlp),
     "token_attend": ([(B, T, D)] * 3, lambda q, k, v: ops.token_attend(q, k, v, TURNS, width=4)),
     "unembed_loss": (
         [(B * T, D), (7, D)],

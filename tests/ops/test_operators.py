@@ -52,7 +52,9 @@ def test_every_kernel_of_the_cpu_has_an_operator():
     kernels = {op for op, devices in ops.kernels().items() if "cpu" in devices}
     # windows as tiles; complete reads are begun ahead in compiled code; weights are for looking at
     others = {"attend_together", "attend_weights", "window_attend"}
-    assert kernels - others - FUSED <= set(CALLS)
+    # of few tokens: to a compiler they are products, a write to the cache and PyTorch's attention
+    decoding = {"attention_step", "cached_attend", "gated_mlp", "project"}
+    assert kernels - others - decoding - FUSED <= set(CALLS)
     native = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("residua::")}
     assert {name for name in native if not name.endswith(("_backward", "_gradient"))} == set(CALLS)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua.model.places import Places, plain
+from residua.ops.window_attend.position import rotations
 from residua.stream import Past
 
 
@@ -58,6 +59,7 @@ class Cache:
         self.places: Places | None = None
         """Of the newest tokens, where rows differ: padding or documents."""
         self._slots: dict[str, Memory] = {}
+        self._turns: tuple[Any, tuple[Tensor, ...]] = None, ()
         self._peak = 0
         self._pasts: list[tuple[int, Past]] = []
 
@@ -66,6 +68,20 @@ class Cache:
         if site not in self._slots:
             self._slots[site] = make()
         return self._slots[site]  # type: ignore[return-value]  # what `make` of this sublayer made
+
+    def turns(
+        self, tokens: int, width: int, base: float, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Int[Tensor, " t"], tuple[Float[Tensor, "t half"], Float[Tensor, "t half"]]]:
+        """Positions and rotations of the next tokens where rows are alike: out of a table that doubles when it ends,
+        because for one token they take longer to make than to look up."""
+        after, of = self.length + tokens, (width, base, dtype, device)
+        made, table = self._turns
+        if made != of or after > len(table[0]):
+            positions = torch.arange(after if made != of else 2 * after, device=device)
+            table = (positions, *rotations(positions, width, base, dtype))
+            self._turns = of, table
+        positions, cosine, sine = [x[self.length : after] for x in table]
+        return positions, (cosine, sine)
 
     def advance(self, tokens: int, past: Past, places: Places | None) -> None:
         """Take in a forward of `tokens` columns: what the design keeps, and where the rows stand."""
@@ -143,15 +159,31 @@ class Grown(Memory):
             held, self.buffers = (*held, at), ()
         length = self.length + k.shape[2]
         if not self.buffers or length > self.buffers[0].shape[2]:
-            size = max(length, 2 * self.length)
-            self.buffers = tuple(x.new_empty(*x.shape[:2], size, x.shape[3]) for x in new)
-            for old, buffer in zip(held, self.buffers, strict=False):
-                buffer[:, :, : self.length] = old
+            self._grow(held, new, length)
         for buffer, x in zip(self.buffers, new, strict=True):
             buffer[:, :, self.length : length] = x
         self.length = length
         keys, values, *known = self.tensors()
         return keys, values, known[0][:, 0, :, 0] if known else None
+
+    def place(
+        self, like: Float[Tensor, "b 1 _"], heads: int, width: int
+    ) -> tuple[Float[Tensor, "b kv room e"], Float[Tensor, "b kv room e"], int]:
+        """Room for one token more where rows are alike: the buffers, and its place there, which the caller fills."""
+        before = self.length
+        if not self.buffers or before == self.buffers[0].shape[2]:
+            one = like.new_empty(like.shape[0], heads, 1, width)
+            self._grow(self.tensors(), (one, one), before + 1)
+        self.length = before + 1
+        keys, values = self.buffers
+        return keys, values, before
+
+    def _grow(self, held: tuple[Tensor, ...], new: tuple[Tensor, ...], length: int) -> None:
+        """Larger buffers, with what is held in them."""
+        size = max(length, 2 * self.length)
+        self.buffers = tuple(x.new_empty(*x.shape[:2], size, x.shape[3]) for x in new)
+        for old, buffer in zip(held, self.buffers, strict=False):
+            buffer[:, :, : self.length] = old
 
     def select(self, rows: Tensor) -> None:
         self.buffers = tuple(buffer.index_select(0, rows) for buffer in self.buffers)

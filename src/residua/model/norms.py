@@ -31,8 +31,12 @@ class LaneNorm(nn.Module):
         self.scale = 1.0
 
     def forward(self, *lanes: Float[Tensor, "b t d"]) -> tuple[Float[Tensor, "b t d"], ...]:
-        gains = self.weight if len(self.weight) == len(lanes) else self.weight.expand(len(lanes), -1)
-        normed = tuple(ops.rms_norm(x, self.eps, gain) for x, gain in zip(lanes, gains, strict=True))
+        weight = self.weight
+        if len(lanes) == 1:  # asked at every site of every token, and a view is cheaper than rows
+            normed: tuple[Tensor, ...] = (ops.rms_norm(lanes[0], self.eps, weight.view(-1)),)
+        else:
+            gains = weight if len(weight) == len(lanes) else weight.expand(len(lanes), -1)
+            normed = tuple(ops.rms_norm(x, self.eps, gain) for x, gain in zip(lanes, gains, strict=True))
         return normed if self.scale == 1.0 else tuple(self.scale * x for x in normed)
 
 

@@ -1,11 +1,8 @@
-"""The sequence axis: what may stand in a layout. A sublayer owns its norm and never sees the stream.
-
-y = sublayer(*lanes, context)       lanes: (x,), or (q, k, v) for attention, already normalised
-"""
+"""The sequence axis: what may stand in a layout. A sublayer owns its norm and never sees the stream."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -19,64 +16,13 @@ from residua.model.config import ModelConfig
 from residua.model.context import Context as Context
 from residua.model.local import LOCALS, Started, convolve
 from residua.model.norms import LaneNorm, NoNorm, Placement
+from residua.model.projection import Projection, matrices
+from residua.model.sublayer import SUBLAYERS as SUBLAYERS
+from residua.model.sublayer import Sublayer as Sublayer
 from residua.ops.window_attend.position import FULL, rotate
 from residua.ops.window_attend.reference import window_mask
-from residua.plan import Kinds, Site, Slot
-from residua.stream import Answer, Read, Stream, Values
-
-SUBLAYERS = Kinds()
-"""What may stand in a layout."""
-
-
-class Sublayer(nn.Module, ABC):
-    """A norm and a map from normalised lanes to what is written to the stream.
-
-    A subclass names its `kind` in its header, and its `lanes` if the kind is new; the keyword-only arguments of its
-    constructor are its options in a layout.
-    """
-
-    norm: LaneNorm | NoNorm
-    out_norm: LaneNorm | None
-
-    def __init_subclass__(cls, *, kind: str | None = None, lanes: int | None = None) -> None:
-        super().__init_subclass__()
-        SUBLAYERS.add(kind, cls, lanes)
-
-    def __init__(self, config: ModelConfig, site: Site, feeds: int) -> None:
-        super().__init__()
-        if feeds not in (1, site.lanes):
-            raise ValueError(f"{config.design} feeds {site.name} {feeds} lanes, but it takes 1 or {site.lanes}")
-        self.site = site
-        self.out_norm = None  # here, because a class attribute would hide the module that may follow
-        self.norm = LaneNorm(config.width, feeds if config.lane_norms == "separate" else 1, config.eps)
-
-    def answer(self, read: Read, context: Context) -> Tensor | Answer:
-        """What the sublayer gives back for a read."""
-        given = self(*read.lanes, context=context, **({"values": read.values} if read.values else {}))
-        y, *values = given if isinstance(given, Answer) else (given,)
-        if self.out_norm is not None:
-            (y,) = self.out_norm(y)
-        return Answer(y, *values) if values else y
-
-    @abstractmethod
-    def flops(self, tokens: int) -> float:
-        """Floating-point operations per token in a sequence of `tokens`."""
-
-    def share(self, values: Values) -> None:
-        """Do with projected values what a design says."""
-        raise ValueError(f"{self.site.name} projects no values that a design could share")
-
-    def widen(self, extra: int) -> None:
-        """Write this many channels more than the width."""
-        raise ValueError(f"{self.site.name} has no output projection that could be wider than the stream")
-
-    def cache_floats(self, tokens: int) -> int:
-        """Numbers that decoding keeps after `tokens` tokens of one sequence."""
-        return 0
-
-    def writers(self) -> tuple[Tensor, ...]:
-        """The parameters that make its output: their start is scaled with depth, or zero."""
-        return ()
+from residua.plan import Site, Slot
+from residua.stream import Answer, Stream, Values
 
 
 class Heads(Sublayer):
@@ -87,10 +33,10 @@ class Heads(Sublayer):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"{site.name}: heads={heads} must be a multiple of kv_heads={kv_heads}, both at least 1")
         self.head_width, self.rotary = config.width // config.heads, rotary
-        self.q = nn.Linear(config.width, heads * self.head_width, bias=False)
-        self.k = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
-        self.v: nn.Linear | None = nn.Linear(config.width, kv_heads * self.head_width, bias=False)
-        self.o = nn.Linear(heads * self.head_width, config.width, bias=False)
+        self.q: nn.Linear = Projection(config.width, heads * self.head_width)
+        self.k: nn.Linear = Projection(config.width, kv_heads * self.head_width)
+        self.v: nn.Linear | None = Projection(config.width, kv_heads * self.head_width)
+        self.o: nn.Linear = Projection(heads * self.head_width, config.width)
         self.q_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.k_norm = LaneNorm(self.head_width, 1, config.eps) if config.qk_norm else None
         self.v_norm: LaneNorm | None = None
@@ -103,7 +49,7 @@ class Heads(Sublayer):
             self.v = None
 
     def widen(self, extra: int) -> None:
-        self.o = nn.Linear(self.o.in_features, self.o.out_features + extra, bias=False)
+        self.o = Projection(self.o.in_features, self.o.out_features + extra)
 
     def forward(
         self, x: Tensor, *kv: Tensor, context: Context, values: tuple[Tensor, ...] = ()
@@ -197,6 +143,27 @@ class Attention(Heads, kind="attn"):
             }
         )  # fmt: skip
 
+    def forward(
+        self, x: Tensor, *kv: Tensor, context: Context, values: tuple[Tensor, ...] = ()
+    ) -> Float[Tensor, "b t d"] | Answer:
+        weights: tuple[Tensor, ...] = ()
+        if self._steps(x, context) and not (values or self.shares.kept or self.local or self.q_norm or self.v_norm):
+            weights = matrices(self.q, self.k, self.v, self.o)
+        if weights:
+            place = self._place(x, weights[1].shape[0], context)
+            return ops.attention_step((x, *kv), weights, context.rotation if self.rotary else None, *place)
+        return super().forward(x, *kv, context=context, values=values)
+
+    def _steps(self, x: Tensor, context: Context) -> bool:
+        """Whether these are single tokens, each after those of its row in a cache."""
+        return context.cache is not None and context.places is None and x.shape[1] == 1
+
+    def _place(self, like: Tensor, width: int, context: Context) -> tuple[Tensor, Tensor, int]:
+        """Where a token's keys and values of `width` channels go."""
+        assert context.cache is not None
+        memory = context.cache.slot(context.slot(self.site.name), Grown)
+        return memory.place(like, width // self.head_width, self.head_width)
+
     def branch(self, name: str, x: Tensor, context: Context) -> Tensor:
         if name not in self.local:
             return x
@@ -204,9 +171,11 @@ class Attention(Heads, kind="attn"):
         return mixed
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Float[Tensor, "b t c"]:
+        rotation = context.rotation if self.rotary else None
         if context.cache is None and context.places is None:
-            rotation = context.rotation if self.rotary else None
             return ops.token_attend(q, k, v, rotation, width=self.head_width, causal=context.causal)
+        if self._steps(q, context):
+            return ops.cached_attend(q, k, v, rotation, *self._place(k, k.shape[-1], context))
         return super().mixed(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
@@ -312,14 +281,16 @@ class MLP(Sublayer, kind="mlp"):
 
     def __init__(self, config: ModelConfig, site: Site, feeds: int) -> None:
         super().__init__(config, site, feeds)
-        self.gate = nn.Linear(config.width, config.hidden, bias=False)
-        self.up = nn.Linear(config.width, config.hidden, bias=False)
-        self.down = nn.Linear(config.hidden, config.width, bias=False)
+        self.gate = Projection(config.width, config.hidden)
+        self.up = Projection(config.width, config.hidden)
+        self.down = Projection(config.hidden, config.width)
 
     def widen(self, extra: int) -> None:
-        self.down = nn.Linear(self.down.in_features, self.down.out_features + extra, bias=False)
+        self.down = Projection(self.down.in_features, self.down.out_features + extra)
 
     def forward(self, x: Tensor, *, context: Context) -> Float[Tensor, "b t d"]:
+        if weights := matrices(self.gate, self.up, self.down):
+            return ops.gated_mlp(x, *weights)
         return self.down(ops.swiglu(self.gate(x), self.up(x)))
 
     def flops(self, tokens: int) -> float:

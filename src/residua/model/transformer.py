@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from residua import ops
 from residua.model.cache import Cache
 from residua.model.config import ModelConfig
 from residua.model.context import Context
@@ -21,6 +21,7 @@ from residua.model.loop import Again
 from residua.model.norms import LaneNorm, NoNorm
 from residua.model.objective import read_loss, token_loss
 from residua.model.places import follow, given, plain
+from residua.model.projection import Projection
 from residua.model.sublayers import Sublayer, make_sublayer
 from residua.ops.window_attend.position import rotations
 from residua.plan import Site
@@ -58,7 +59,7 @@ class Unembed(nn.Module):
     """x W': a module, so that a parallel style can hold on to what goes in and comes out."""
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
+        return ops.project(x, weight)
 
 
 class Transformer(nn.Module):
@@ -77,7 +78,7 @@ class Transformer(nn.Module):
         self.begin = None
         if again is not None and self.plan.loop is not None:
             self.begin = Again(config, again, self.plan.loop.between, self.norm)
-        self.head = None if config.tied else nn.Linear(config.width, config.vocab, bias=False)
+        self.head = None if config.tied else Projection(config.width, config.vocab)
         self.unembed = Unembed()
         if not trained:
             self._refuse()
@@ -197,11 +198,13 @@ class Transformer(nn.Module):
             said = given(ids.shape, mask, documents, newest)
             places = follow(newest, said)
             mask = said >= 0
-        positions = (
-            torch.arange(before, before + ids.shape[1], device=ids.device) if places is None else places.positions
-        )
         head_width = self.config.width // self.config.heads
-        rotation = rotations(positions, head_width, self.config.rope_base, self.embed.weight.dtype)
+        turned = head_width, self.config.rope_base, self.embed.weight.dtype
+        if places is None and cache is not None:
+            positions, rotation = cache.turns(ids.shape[1], *turned, ids.device)
+        else:
+            positions = torch.arange(ids.shape[1], device=ids.device) if places is None else places.positions
+            rotation = rotations(positions, *turned)
         return Context(positions, rotation, self.config.causal, mask, cache, places)
 
     def _check_call(self, mask: Tensor | None, cache: Cache | None, documents: Tensor | None) -> None:

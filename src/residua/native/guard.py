@@ -79,6 +79,28 @@ def require(*tensors: Tensor) -> None:
             raise Unsupported(f"{tensor.dtype} has no kernel; {', '.join(map(str, TYPES))} have one")
 
 
+def bare(*tensors: Tensor) -> bool:
+    """Whether numbers alone are wanted, of tensors that C can read where they are, all of one type: no gradient, nobody
+    who follows or transforms. Decoding asks this at every step of every token, and then takes the shortest way."""
+    if torch.is_grad_enabled() or watched() or _under_transform() or not available():
+        return False
+    dtype = tensors[0].dtype
+    if dtype not in TYPES:
+        return False
+    for tensor in tensors:
+        if (
+            (type(tensor) is not Tensor and type(tensor) is not nn.Parameter)
+            or tensor.dtype is not dtype
+            or not tensor.is_cpu
+            or tensor.layout is not torch.strided
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.data_ptr() % tensor.element_size()
+        ):
+            return False
+    return True
+
+
 def dense(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The tensor in order, without a pending sign or broken alignment; itself where it already is."""
     if dtype is not None and tensor.dtype is not dtype:

@@ -144,7 +144,7 @@ def entry(name: str, *types: type) -> Callable[..., int]:
     """An entry point with its argument types set; `check` its answer."""
     for calls in _calls:
         calls[name] += 1
-    found = getattr(library(), name)
+    found = getattr(_load()[0] or library(), name)
     if found.argtypes is None:
         found.restype, found.argtypes = c_int, types
     return found
@@ -158,7 +158,7 @@ def check(answer: int) -> None:
 
 def threads(numbers: int) -> int:
     """How many threads to give work that touches so many numbers."""
-    return max(1, min(torch.get_num_threads(), numbers // GRAIN))
+    return 1 if numbers < 2 * GRAIN else min(torch.get_num_threads(), numbers // GRAIN)
 
 
 def address(tensor: Tensor | None) -> int | None:
@@ -170,8 +170,17 @@ def call(
     name: str, dtype: torch.dtype, numbers: int, tensors: Sequence[Tensor | None], sizes: Sequence[int], *reals: float
 ) -> None:
     """Run an entry point that takes a type, threads for so many numbers, addresses, sizes and real numbers."""
-    types = (c_int, c_int, *[c_void_p] * len(tensors), *[c_int64] * len(sizes), *[c_double] * len(reals))
-    check(entry(name, *types)(TYPES[dtype], threads(numbers), *map(address, tensors), *sizes, *reals))
+    types = _signature(len(tensors), len(sizes), len(reals))
+    places = [None if one is None else one.data_ptr() for one in tensors]
+    answer = entry(name, *types)(TYPES[dtype], threads(numbers), *places, *sizes, *reals)
+    if answer:
+        check(answer)
+
+
+@functools.cache
+def _signature(tensors: int, sizes: int, reals: int) -> tuple[type, ...]:
+    """The argument types of such an entry point; kept, because a token of decoding makes a hundred calls."""
+    return (c_int, c_int, *[c_void_p] * tensors, *[c_int64] * sizes, *[c_double] * reals)
 
 
 def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:

@@ -99,7 +99,7 @@ def run(op: str, like: Tensor, reference: Callable[..., Any], *args: Any, **opti
     """Call `op` on the device of `like`: its kernel where one is chosen, else the reference."""
     if _choice == "reference" or forward_mode():  # no kernel knows of tangents
         return reference(*args, **options)
-    found = registered(op, like.device.type)
+    found = _kernels.get((op, "cpu" if like.is_cpu else like.device.type))  # a name of a device takes longer
     if found is None or _choice not in ("auto", found[0]):
         if _choice != "auto":
             fall_back(op, f"no backend {_choice!r} for {like.device.type} tensors")

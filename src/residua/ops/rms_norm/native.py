@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.guard import Kernel, bare, dense, empties, require, traced
 from residua.native.library import call
 from residua.ops._backend import kernel
 from residua.ops.norm import accumulator
@@ -18,6 +18,8 @@ from residua.ops.rms_norm import reference
 def rms_norm(x: Tensor, eps: float, gain: Tensor | None = None) -> Tensor:
     """The kernel, for a gain of x's own type; other types are promoted as PyTorch promotes them."""
     given = (x,) if gain is None else (x, gain)
+    if bare(*given) and x.dtype is not torch.bfloat16 and (gain is None or gain.shape == x.shape[-1:]):
+        return _run(x, gain, eps)
     if traced(*given) or any(one.dtype != x.dtype for one in given):
         return reference.rms_norm(x, eps, gain)
     if x.dtype == torch.float16:
@@ -34,10 +36,16 @@ def _wide(gain: Tensor | None) -> Tensor | None:
 
 
 def _forward(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype)
-    if out.numel():
-        sizes = x.numel() // x.shape[-1], x.shape[-1]
-        call("residua_rms_norm", x.dtype, x.numel(), (dense(x), _wide(gain), out), sizes, eps)
+    return _run(dense(x), _wide(gain), eps)
+
+
+def _run(x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    """Of tensors as C reads them."""
+    out = torch.empty_like(x)
+    numbers = x.numel()
+    if numbers:
+        width = x.shape[-1]
+        call("residua_rms_norm", x.dtype, numbers, (x, gain, out), (numbers // width, width), eps)
     return out
 
 
