@@ -289,6 +289,8 @@ class Transformer(nn.Module):
 
 def start(parameter: Tensor, std: float | None, seed: int, name: str) -> None:
     """Put a parameter where `Transformer.starts` says that it begins."""
+    if parameter.is_meta:  # it has no numbers, and drawing none of them takes torch its time
+        return
     if std is None:
         parameter.fill_(1.0)
     else:
