@@ -241,7 +241,7 @@ RULES: dict[str, Rule] = {
         ("stack", "cat", "to", "float", "clone", "contiguous", "pad", "roll", "tril", "masked_fill", "select",
          "unflatten", "flatten", "unbind", "__iter__", "split", "chunk", "transpose", "movedim", "permute", "squeeze",
          "unsqueeze", "expand", "expand_as", "view", "reshape", "narrow", "repeat_interleave", "new_zeros", "new_ones",
-         "new_full", "new_empty", "zeros", "ones", "zeros_like", "ones_like", "empty", "full", "eye", "arange",
+         "new_full", "new_empty", "zeros", "ones", "zeros_like", "ones_like", "full_like", "empty", "full", "eye", "arange",
          "as_tensor", "tensor", "detach", "requires_grad_", "type_as", "__and__", "__or__", "__invert__", "lt", "le",
          "ge", "gt", "eq", "ne", "__eq__", "__ne__", "remainder", "floor_divide", "__floordiv__", "__mod__", "diff",
          "any", "all"),

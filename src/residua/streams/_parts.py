@@ -129,7 +129,7 @@ def projected(x: Tensor, maps: Sequence[Tensor]) -> tuple[Tensor, ...]:
     A product with a few columns runs at a tenth of the rate of others, and the gradient of such a map at a thirtieth;
     as rows of one matrix they take neither.
     """
-    rows = [one[None] if one.ndim == 1 else one.t() for one in maps]
+    rows = [one[None] if one.ndim == 1 else one.transpose(0, 1) for one in maps]
     return F.linear(x, torch.cat(rows)).split([len(one) for one in rows], -1)
 
 
