@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,19 +22,24 @@ def served(design: str) -> Measured:
     }
 
 
+class _Watched(dict[tuple[str, str], Any]):
+    """The table of kernels, which notes the ops that are looked up and whether each has one."""
+
+    def __init__(self, kernels: Mapping[tuple[str, str], Any]) -> None:
+        super().__init__(kernels)
+        self.asked: dict[str, bool] = {}
+
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        self.asked[key[0]] = key in self
+        return super().get(key, default)
+
+
 @contextmanager
 def _asked() -> Iterator[dict[str, bool]]:
     """The ops that are asked for inside a `with`, and whether there is a kernel."""
-    found: dict[str, bool] = {}
-    before = _backend.registered
-
-    def registered(op: str, device: str) -> tuple[str, Callable[..., Any]] | None:
-        answer = before(op, device)
-        found[op] = answer is not None
-        return answer
-
-    _backend.registered = registered
+    before, watched = _backend._kernels, _Watched(_backend._kernels)
+    _backend._kernels = watched
     try:
-        yield found
+        yield watched.asked
     finally:
-        _backend.registered = before
+        _backend._kernels = before
