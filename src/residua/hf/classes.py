@@ -62,10 +62,15 @@ def config_class(base_type: str) -> Class:
     }
     config = made(f"Residua{base.__name__}", (ConvertedConfig, base), body)
     AutoConfig.register(PREFIX + base_type, config, exist_ok=True)
-    conversions = get_checkpoint_conversion_mapping(base_type)
-    if conversions is not None:  # how a checkpoint's tensors become parameters, such as experts that are stacked
-        register_checkpoint_conversion_mapping(PREFIX + base_type, list(map(_of_base, conversions)), overwrite=True)
+    _adopt_keys(base_type, PREFIX + base_type)
     return config
+
+
+def _adopt_keys(base: str, own: str) -> None:
+    """Let the checkpoints of a converted type or class have the keys of its base (stacked experts, a renamed head)."""
+    conversions = get_checkpoint_conversion_mapping(base)
+    if conversions is not None:
+        register_checkpoint_conversion_mapping(own, list(map(_of_base, conversions)), overwrite=True)
 
 
 class OfBase:
@@ -140,6 +145,7 @@ def model_class(base: Class) -> Class:
         body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
         bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
+    _adopt_keys(base.__name__, model.__name__)
     _publish(model)
     _CAN_RECORD_REGISTRY[str(model)] = recorded  # filled by the constructor, which a live model has behind it
     return model
