@@ -114,7 +114,7 @@ def test_table_so_far_pairs_the_seeds_that_are_there(tmp_path):
         f"{row} | 2x16" for row in GIVEN["designs"]
     ]
     told = verdict(results, "a")
-    assert told["found"].startswith("so far, better than standard | 2x16, beyond the noise of 3 seeds: attnres | 2x16")
+    assert told["found"].startswith("so far, significantly better than standard | 2x16 (3 seeds): attnres | 2x16")
     assert (told["next"], told["command"]) == (
         "10 of 24 runs are there; the rest:", "residua compare --plan x.toml --out a",
     )  # fmt: skip
