@@ -156,18 +156,14 @@ def finder() -> str:
     if not file.exists():
         return "Not measured yet: `tools/measure_finder`."
     found = json.loads(file.read_text())
-    tiny, whole, one = found["tiny"], found["whole"], found["large"][0]
-    first, further, above, layer = (
-        f"{one['seconds']:.1f}", f"{found['further_layer_seconds']:.1f}", f"{one['above_bytes'] / 1e6:.0f}",
-        f"{one['layer_bytes'] / 1e6:.0f}",
-    )  # fmt: skip
+    tiny, (one, whole) = found["tiny"], found["large"]
+    above, layer = (f"{whole[key] / 1e6:.0f} MB" for key in ("above_bytes", "layer_bytes"))
     return (
         f"`{found['command']}`, CPU seconds of one thread ({found['hardware']}): at most {tiny['seconds']:.1f} for any "
-        f"of {tiny['types']} types, tiny (`{tiny['slowest']}`). Layers of the shape of Llama 3 8B in bfloat16 take "
-        f"{first} for the first of a kind and {further} for each further one, which is {whole['seconds']:.0f} for "
-        f"{whole['layers']} layers. The most memory above the model's own was {above} MB, where a layer is {layer} MB: "
-        "the one in float32 is as large again. The check of the logits that follows needs the whole model in float32; "
-        "`check=False` leaves it out."
+        f"of {tiny['types']} types, tiny (`{tiny['slowest']}`); {whole['seconds']:.0f} for {whole['layers']} layers of "
+        f"the shape of Llama 3 8B in bfloat16, and {one['seconds']:.1f} for the first of them alone. The most memory "
+        f"above the model's own was {above}, where a layer is {layer}: the one in float32 is as large again. The check "
+        "of the logits that follows needs the whole model in float32; `check=False` leaves it out."
     )
 
 
