@@ -95,6 +95,19 @@ def test_caught_faults_are_success(clone):
     assert mutants(clone, "--only", "quadruple").returncode == 1
 
 
+def test_recorded_verdicts_stand_until_the_fault_or_its_file_changes(clone):
+    write(clone, KILLED, MISSED)
+    assert mutants(clone, "--record", "verdicts.json").returncode == 1
+    kept = json.loads((clone / "verdicts.json").read_text())["faults"]
+    assert {name: one["status"] for name, one in kept.items()} == {"double": "caught", "triple": "survived"}
+    again = mutants(clone, "--record", "verdicts.json")
+    assert "double" not in again.stdout
+    assert "survived triple" in again.stdout  # what survived is tried again
+    assert "1 caught, 1 survived, 0 error of 2" in again.stdout
+    (clone / "src" / "residua" / "__init__.py").write_text(CODE + "\n\nlater = 1\n")
+    assert "caught   double" in mutants(clone, "--record", "verdicts.json").stdout
+
+
 def test_test_that_fails_by_itself_catches_nothing(clone):
     (clone / "tests" / "test_toy.py").write_text(TEST.replace("== 4", "== 5"))
     write(clone, KILLED)
