@@ -34,6 +34,14 @@ static int streams(const attend_read *read) {
     return read->queries == 1 && read->heads == 1 && !read->centred && !read->weights;
 }
 
+/* The variant for a read. AVX-512 is faster where tiles of several queries need its registers (a vector holds sixteen
+ * of them in float32: where the last one holds eight or fewer, most of what it multiplies is nothing) and where a
+ * vector of bfloat16 is made wide or narrow in fewer steps. */
+static int variant_of(const attend_read *read, int type) {
+    const int wide = read->queries == 1 ? type == RESIDUA_BFLOAT16 : (read->queries - 1) % 16 >= 8;
+    return wide ? residua_wide_variant(type) : residua_variant(type);
+}
+
 /* Tokens of which `rows` rows fill a tile. */
 static int64_t tile_of(const attend_read *read, int64_t rows, int64_t element) {
     int64_t tile = at_most(TILE / (rows * read->width * element), read->tokens);
@@ -83,7 +91,7 @@ static int forward(attend_read read, int type, int threads) {
         return RESIDUA_NO_MEMORY;
     }
     const range_function *run = streams(&read) ? stream_forward : read.queries == 1 ? one_forward : many_forward;
-    residua_parallel(run[residua_variant(type)], &read, read.tokens, parts);
+    residua_parallel(run[variant_of(&read, type)], &read, read.tokens, parts);
     free(read.scratch);
     return RESIDUA_OK;
 }
@@ -198,7 +206,7 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
         return RESIDUA_NO_MEMORY;
     }
     const range_function *run = streamed ? stream_backward : queries == 1 ? one_backward : many_backward;
-    residua_parallel(run[residua_variant(type)], &read, tokens, parts);
+    residua_parallel(run[variant_of(&read, type)], &read, tokens, parts);
     memcpy(totals, read.totals, (size_t)each * sizeof(double));
     for (int64_t i = each; i < parts * each; i++) {
         totals[i % each] += read.totals[i];
