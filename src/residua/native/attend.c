@@ -18,7 +18,7 @@ static const range_function many_backward[] = VARIANTS(attend_many_gradient);
 enum {
     PAD = 16,             /* numbers in the widest vector */
     TILE = 128 << 10,     /* bytes of a tile, well inside a second-level cache */
-    STREAMED = 4 << 20    /* bytes of gradients that leave the cache before anyone reads them */
+    STREAMED = 2 << 20    /* bytes of gradients that leave the cache before anyone reads them */
 };
 
 static int64_t element_bytes(int type) {
@@ -125,6 +125,17 @@ static void times(int type, void *to, const void *from, const void *by, int64_t 
     }
 }
 
+/* to[i] = from[i], in the accumulation type. */
+static void narrowed(int type, void *to, const double *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (type == RESIDUA_FLOAT64) {
+            ((double *)to)[i] = from[i];
+        } else {
+            ((float *)to)[i] = (float)from[i];
+        }
+    }
+}
+
 /* x_k = gate_k times the read of query_k gain_k, for two and more queries whose parameters lie apart, [width] each, as
  * do their nulls and gates, one number each; both may be NULL. */
 EXPORT int residua_attend_together(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
@@ -172,15 +183,15 @@ EXPORT int residua_attend_is_large(int type, int64_t tokens, int64_t width, cons
 }
 
 /* The gradients of residua_attend from those of its reads. Given the read of a single query and its log-sum, was_read
- * and lse, one pass serves and a carry's value is not needed. totals [queries, width + 1] takes each query's gradient
- * and that of its null. */
+ * and lse, one pass serves and a carry's value is not needed. query_gradient [queries, width] and, where it is not NULL,
+ * null_gradient [queries] are of the accumulation type. */
 EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
                                    int64_t queries, const void *const *source, const void *query, double eps,
                                    double scale, int centred, const void *carry_logit, int carry_steps,
                                    const void *carry_value, const void *was_read, void *lse,
                                    const void *const *out_gradient, const void *lse_gradient,
                                    const void *const *before, void *const *gradient, void *carry_gradient,
-                                   void *carry_logit_gradient, double *totals) {
+                                   void *carry_logit_gradient, void *query_gradient, void *null_gradient) {
     attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
                         .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
                         .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
@@ -207,9 +218,15 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
     }
     const range_function *run = streamed ? stream_backward : queries == 1 ? one_backward : many_backward;
     residua_parallel(run[variant_of(&read, type)], &read, tokens, parts);
-    memcpy(totals, read.totals, (size_t)each * sizeof(double));
     for (int64_t i = each; i < parts * each; i++) {
-        totals[i % each] += read.totals[i];
+        read.totals[i % each] += read.totals[i];
+    }
+    for (int64_t k = 0; k < queries; k++) {
+        const double *total = read.totals + k * (width + 1);
+        narrowed(type, (char *)query_gradient + k * width * wide, total, width);
+        if (null_gradient) {
+            narrowed(type, (char *)null_gradient + k * wide, total + width, 1);
+        }
     }
     free(read.scratch);
     free(read.totals);
