@@ -18,7 +18,7 @@ static const range_function many_backward[] = VARIANTS(attend_many_gradient);
 enum {
     PAD = 16,             /* numbers in the widest vector */
     TILE = 128 << 10,     /* bytes of a tile, well inside a second-level cache */
-    STREAMED = 2 << 20    /* bytes of gradients that leave the cache before anyone reads them */
+    STREAMED = 4 << 20    /* bytes of gradients that leave the cache before anyone reads them */
 };
 
 static int64_t element_bytes(int type) {
