@@ -34,6 +34,14 @@ static int streams(const attend_read *read) {
     return read->queries == 1 && read->heads == 1 && !read->centred && !read->weights;
 }
 
+/* The variant for a read. AVX-512 is faster where tiles of several queries need its registers (a vector holds sixteen
+ * of them in float32: where the last one holds eight or fewer, most of what it multiplies is nothing) and where a
+ * vector of bfloat16 is made wide or narrow in fewer steps. */
+static int variant_of(const attend_read *read, int type) {
+    const int wide = read->queries == 1 ? type == RESIDUA_BFLOAT16 : (read->queries - 1) % 16 >= 8;
+    return wide ? residua_wide_variant(type) : residua_variant(type);
+}
+
 /* Tokens of which `rows` rows fill a tile. */
 static int64_t tile_of(const attend_read *read, int64_t rows, int64_t element) {
     int64_t tile = at_most(TILE / (rows * read->width * element), read->tokens);
@@ -83,7 +91,7 @@ static int forward(attend_read read, int type, int threads) {
         return RESIDUA_NO_MEMORY;
     }
     const range_function *run = streams(&read) ? stream_forward : read.queries == 1 ? one_forward : many_forward;
-    residua_parallel(run[residua_variant(type)], &read, read.tokens, parts);
+    residua_parallel(run[variant_of(&read, type)], &read, read.tokens, parts);
     free(read.scratch);
     return RESIDUA_OK;
 }
@@ -113,6 +121,17 @@ static void times(int type, void *to, const void *from, const void *by, int64_t 
             ((double *)to)[i] = ((const double *)from)[i] * (by ? ((const double *)by)[i] : 1);
         } else {
             ((float *)to)[i] = ((const float *)from)[i] * (by ? ((const float *)by)[i] : 1);
+        }
+    }
+}
+
+/* to[i] = from[i], in the accumulation type. */
+static void narrowed(int type, void *to, const double *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (type == RESIDUA_FLOAT64) {
+            ((double *)to)[i] = from[i];
+        } else {
+            ((float *)to)[i] = (float)from[i];
         }
     }
 }
@@ -164,15 +183,15 @@ EXPORT int residua_attend_is_large(int type, int64_t tokens, int64_t width, cons
 }
 
 /* The gradients of residua_attend from those of its reads. Given the read of a single query and its log-sum, was_read
- * and lse, one pass serves and a carry's value is not needed. totals [queries, width + 1] takes each query's gradient
- * and that of its null. */
+ * and lse, one pass serves and a carry's value is not needed. query_gradient [queries, width] and, where it is not NULL,
+ * null_gradient [queries] are of the accumulation type. */
 EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_t width, int64_t heads, int64_t sources,
                                    int64_t queries, const void *const *source, const void *query, double eps,
                                    double scale, int centred, const void *carry_logit, int carry_steps,
                                    const void *carry_value, const void *was_read, void *lse,
                                    const void *const *out_gradient, const void *lse_gradient,
                                    const void *const *before, void *const *gradient, void *carry_gradient,
-                                   void *carry_logit_gradient, double *totals) {
+                                   void *carry_logit_gradient, void *query_gradient, void *null_gradient) {
     attend_read read = {.tokens = tokens, .width = width, .heads = heads, .sources = sources, .queries = queries,
                         .source = source, .query = query, .eps = eps, .scale = scale, .centred = centred,
                         .carry_logit = carry_logit, .carry_steps = carry_steps, .carry_value = carry_value,
@@ -198,10 +217,16 @@ EXPORT int residua_attend_gradient(int type, int threads, int64_t tokens, int64_
         return RESIDUA_NO_MEMORY;
     }
     const range_function *run = streamed ? stream_backward : queries == 1 ? one_backward : many_backward;
-    residua_parallel(run[residua_variant(type)], &read, tokens, parts);
-    memcpy(totals, read.totals, (size_t)each * sizeof(double));
+    residua_parallel(run[variant_of(&read, type)], &read, tokens, parts);
     for (int64_t i = each; i < parts * each; i++) {
-        totals[i % each] += read.totals[i];
+        read.totals[i % each] += read.totals[i];
+    }
+    for (int64_t k = 0; k < queries; k++) {
+        const double *total = read.totals + k * (width + 1);
+        narrowed(type, (char *)query_gradient + k * width * wide, total, width);
+        if (null_gradient) {
+            narrowed(type, (char *)null_gradient + k * wide, total + width, 1);
+        }
     }
     free(read.scratch);
     free(read.totals);

@@ -4,7 +4,10 @@
 
 #include "kernels.h"
 
-enum { ATTEND_QUERIES = 32 }; /* the most that share a pass */
+enum {
+    ATTEND_QUERIES = 32, /* the most that share a pass */
+    ATTEND_SPARE = 10    /* rows behind the sources that a tile of theirs may reach into */
+};
 
 typedef struct {
     int64_t tokens, width, heads, sources, queries;
@@ -33,13 +36,13 @@ typedef struct {
 
 /* How scratch for several queries is laid out, in numbers. */
 typedef struct {
-    int64_t rows;   /* the sources, up to a multiple of four and of six */
+    int64_t rows;   /* the sources and those that tiles reach into */
     int64_t length; /* from one row to the next: a vector and more than the width, and no power of two */
     int64_t stride; /* the queries, up to a multiple of the widest vector */
 } attend_room;
 
 INLINE attend_room attend_room_of(const attend_read *read) {
-    return (attend_room){.rows = (read->sources + 11) / 12 * 12, .length = (read->width + 15) / 16 * 16 + 16,
+    return (attend_room){.rows = read->sources + ATTEND_SPARE, .length = (read->width + 15) / 16 * 16 + 16,
                          .stride = (read->queries + 15) / 16 * 16};
 }
 

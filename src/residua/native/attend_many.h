@@ -10,39 +10,37 @@
 #include "attend_tiles.h"
 
 INLINE void FN(copy_step)(A *to, int64_t length, const T *const *rows, VEC *square, int64_t d, int64_t n) {
-#pragma GCC unroll 4
-    for (int r = 0; r < 4; r++) {
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
         const VEC x = FN(load_some)(rows[r] + d, n);
         square[r] += x * x;
         FN(store_some_wide)(to + r * length + d, x, n);
     }
 }
 
-/* Four rows as numbers, a wide copy of each, and their sums of squares. */
-NOINLINE void FN(copy_four)(A *to, int64_t length, const T *const *four, int64_t width, A *squares) {
-    const T *const rows[4] = {four[0], four[1], four[2], four[3]}; /* copies that no store can alias */
-    VEC square[4] = {0};
+/* Eight rows as numbers, a wide copy of each, and their sums of squares. */
+NOINLINE void FN(copy_eight)(A *to, int64_t length, const T *const *eight, int64_t width, A *squares) {
+    const T *const rows[8] = {eight[0], eight[1], eight[2], eight[3], eight[4], eight[5], eight[6], eight[7]};
+    VEC square[8] = {0};
     SWEEP(width, FN(copy_step)(to, length, rows, square, d, n););
-    for (int r = 0; r < 4; r++) {
-        squares[r] = FN(sum)(square[r]);
-    }
+    FN(sums_of_8)(square, squares);
 }
 
 /* The rows of a token, and 1 / rms of each. */
 INLINE void FN(copy_token)(const attend_read *read, int64_t token, A *rows, int64_t length, A *inverse) {
     const T *const *source = (const T *const *)read->source;
-    const int64_t width = read->width;
-    for (int64_t i = 0; i < read->sources; i += 4) {
-        const int64_t last = read->sources - 1;
-        const T *four[4];
-        A square[4];
-        for (int64_t r = 0; r < 4; r++) {
-            four[r] = source[i + r < last ? i + r : last] + token * width;
+    const int64_t width = read->width, last = read->sources - 1;
+    for (int64_t i = 0; i <= last; i += 8) {
+        const T *eight[8];
+        A squares[EIGHT] = {0};
+        for (int64_t r = 0; r < 8; r++) {
+            eight[r] = source[i + r < last ? i + r : last] + token * width;
         }
-        FN(copy_four)(rows + i * length, length, four, width, square);
-        for (int64_t r = 0; r < 4; r++) {
-            inverse[i + r] = FN(rms_inverse)(read, square[r]);
+        FN(copy_eight)(rows + i * length, length, eight, width, squares);
+        for (int64_t r = 0; r < 8; r += LANES) {
+            FN(store_wide)(squares + r, FN(rms_inverses)(read, FN(load_wide)(squares + r)));
         }
+        memcpy(inverse + i, squares, 8 * sizeof(A));
     }
 }
 
@@ -155,11 +153,17 @@ static void FN(attend_many)(void *work, int64_t begin, int64_t end, int part) {
     }
 }
 
+/* Numbers of all rows whose gradients are made at once: those of the reads' gradients and of the queries then stay in
+ * the first-level cache. Whole tiles, and whole lines where they are streamed. */
+#undef GRADIENT_BLOCK
+#define GRADIENT_BLOCK ((BYTES == 64 ? 2 : 4) * SUM_VECTORS * LANES)
+
 /* The gradients of four sources: what is to be added to them, where they go, and what makes them. */
 typedef struct {
     const A *weights, *slopes, *pull; /* [4, stride] and [4] */
     const A *value;                   /* [4, length] */
     const T *before[4];               /* rows, each may be NULL */
+    const T *soon[4];                 /* rows that are added next, to be fetched */
     T *made[4];
 } FN(four_gradients);
 
@@ -173,12 +177,18 @@ INLINE void FN(gradient_tile)(const int vectors, const int streamed, const atten
         for (int v = 0; v < vectors; v++) {
             sum[r][v] = four->pull[r] * FN(load_wide)(four->value + r * length + d + v * LANES);
             if (four->before[r]) {
-                __builtin_prefetch(four->before[r] + read->width + d + v * LANES, 0, 2);
                 sum[r][v] += FN(load_some)(four->before[r] + d + v * LANES, n);
             }
         }
     }
     SHARED(sums_tile)(vectors, four->weights, stride, 1, out_gradient + d, length, read->queries, sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; r++) {
+#pragma GCC unroll 4
+        for (int v = 0; v < vectors; v++) {
+            __builtin_prefetch(four->soon[r] + d + v * LANES, 0, 3);
+        }
+    }
     SHARED(sums_tile)(vectors, four->slopes, stride, 1, query + d, length, read->queries, sum);
 #pragma GCC unroll 4
     for (int r = 0; r < 4; r++) {
@@ -238,6 +248,7 @@ static void FN(attend_many_gradient)(void *work, int64_t begin, int64_t end, int
         memcpy(query + k * length, (const A *)read->query + k * width, (size_t)width * sizeof(A));
     }
     const int64_t element = read->wide ? (int64_t)sizeof(A) : (int64_t)sizeof(T); /* of a read's gradient */
+    const int64_t fours = (sources + 3) / 4 * 4, ahead = (64 / queries + 3) / 4 * 4; /* rows, some 300 ns of them */
     for (int64_t token = begin; token < end; token++) {
         attend_soon soon = FN(next_of)(read, read->source, sources, token, end, sizeof(T));
         attend_soon above_soon = FN(next_of)(read, read->out_gradient, queries, token, end, element);
@@ -270,18 +281,25 @@ static void FN(attend_many_gradient)(void *work, int64_t begin, int64_t end, int
             SHARED(query_gradients)(slope, stride, queries, rows + first, length, sources, query_gradient + first,
                                     slice);
         }
-        for (int64_t i = 0; i < sources; i += 4) {
-            for (int64_t head = 0; head < heads; head++) {
-                const int64_t first = head * slice, at = token * width + first, place = head * block + i * stride;
-                FN(four_gradients) four = {.weights = weights + place, .slopes = slopes + place, .pull = pull + i,
-                                           .value = rows + i * length + first};
-                for (int64_t r = 0; r < 4; r++) {
-                    const int here = i + r < sources;
-                    four.made[r] = here && gradient[i + r] ? gradient[i + r] + at : unwanted;
-                    four.before[r] = here && before && before[i + r] ? before[i + r] + at : NULL;
+        for (int64_t head = 0; head < heads; head++) {
+            for (int64_t begun = 0; begun < slice; begun += GRADIENT_BLOCK) {
+                const int64_t first = head * slice + begun, at = token * width + first;
+                const int64_t some = slice - begun < GRADIENT_BLOCK ? slice - begun : GRADIENT_BLOCK;
+                for (int64_t i = 0; i < sources; i += 4) {
+                    const int64_t place = head * block + i * stride;
+                    FN(four_gradients) four = {.weights = weights + place, .slopes = slopes + place, .pull = pull + i,
+                                               .value = rows + i * length + first};
+                    for (int64_t r = 0; r < 4; r++) {
+                        const int here = i + r < sources;
+                        four.made[r] = here && gradient[i + r] ? gradient[i + r] + at : unwanted;
+                        four.before[r] = here && before && before[i + r] ? before[i + r] + at : NULL;
+                        const int64_t next = i + ahead + r, again = next < fours ? 0 : fours, j = next - again;
+                        four.soon[r] = before && j < sources && before[j] ? before[j] + at + (again ? some : 0)
+                                                                          : unwanted;
+                    }
+                    (streamed && i + 4 <= sources ? FN(four_rows_streamed) : FN(four_rows))(
+                        read, stride, length, &four, out_gradient + first, query + first, some);
                 }
-                (streamed && i + 4 <= sources ? FN(four_rows_streamed) : FN(four_rows))(
-                    read, stride, length, &four, out_gradient + first, query + first, slice);
             }
         }
         if ((token - begin) % 64 == 63 || token + 1 == end) {

@@ -88,6 +88,9 @@ ADDER(FN(add_only), 1, 1)
 static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) {
     const attend_read *read = work;
     const int64_t width = read->width, sources = read->sources, ahead = attend_ahead(width, sizeof(T));
+    /* Dots of the next token, while the powers of this one are on their way: of rows so short that the first-level cache
+     * holds those of both until they are added. */
+    const int early = width * (int64_t)sizeof(T) <= 1024;
     const T *const *source = (const T *const *)read->source;
     const A *query = read->query, *carry = read->carry_logit;
     A *most = (A *)(read->scratch + part * read->scratch_bytes), *total = most + read->tile; /* [tile] */
@@ -105,13 +108,14 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
             const int64_t some = sources - i < 4 ? sources - i : 4;
             const int first = i == 0 && !read->carry_value, last = i + 4 >= sources;
             FN(adder) *add = first ? last ? FN(add_only) : FN(add_first) : last ? FN(add_last) : FN(add_next);
+            const T *rows[4], *next[4];
+            A eight[EIGHT] = {0};
+            for (int64_t s = 0; s < 4; s++) {
+                rows[s] = source[i + (s < some ? s : 0)] + start * width;
+            }
+            FN(dots_of_4_sources)(rows, query, width, ahead, eight);
             for (int64_t t = 0; t < count; t++) {
-                const T *rows[4];
-                A eight[EIGHT] = {0}, inverse[EIGHT], logit[4], power[EIGHT], large = most[t];
-                for (int64_t s = 0; s < 4; s++) {
-                    rows[s] = source[i + (s < some ? s : 0)] + (start + t) * width;
-                }
-                FN(dots_of_4_sources)(rows, query, width, ahead, eight);
+                A inverse[EIGHT], logit[4], power[EIGHT], large = most[t];
                 const int squares = LANES < 8 ? 8 - LANES : 0; /* where a vector begins that holds all of them */
                 FN(store_wide)(inverse + squares, FN(rms_inverses)(read, FN(load_wide)(eight + squares)));
                 for (int64_t s = 0; s < 4; s++) {
@@ -124,8 +128,18 @@ static void FN(attend_stream)(void *work, int64_t begin, int64_t end, int part) 
                 }
                 most[t] = large;
                 total[t] = total[t] * power[4] + ((power[0] + power[1]) + (power[2] + power[3]));
+                for (int64_t s = 0; s < 4; s++) {
+                    next[s] = rows[s] + width;
+                }
+                if (early && t + 1 < count) {
+                    FN(dots_of_4_sources)(next, query, width, ahead, eight);
+                }
                 add(sums + t * width, rows, power, (T *)read->out[0] + (start + t) * width, (A)read->scale / total[t],
                     width, ahead);
+                if (!early && t + 1 < count) {
+                    FN(dots_of_4_sources)(next, query, width, ahead, eight);
+                }
+                memcpy(rows, next, sizeof rows);
             }
         }
         for (int64_t t = 0; read->lse && t < count; t++) {

@@ -4,33 +4,38 @@
  * bfloat16 takes the functions of float32. Behind a row are numbers that may be read, up to `length`.
  */
 #ifndef USE_BFLOAT16
-/* Rows of a tile of dots, two vectors wide, and vectors of a tile of sums, four rows high: with what they are made
- * from, they fill the registers. */
+/* Rows of a tile of dots, one or two vectors wide, and vectors of a tile of sums, four rows high: with what they are
+ * made from, they fill the registers, or are enough for no sum to wait for itself. */
 #undef DOT_ROWS
 #undef SUM_VECTORS
-#define DOT_ROWS 6
+#define DOT_ROWS(vectors) (BYTES == 64 ? 8 : (vectors) == 1 ? 10 : 6)
+#define DOT_TAIL(vectors) (DOT_ROWS(vectors) / 2) /* of a tile for as many rows or fewer */
 #define SUM_VECTORS (BYTES == 64 ? 4 : 3)
 
-INLINE void FN(dots_tile)(const int vectors, const A *rows, int64_t length, const A *columns, int64_t stride,
-                          int64_t count, A *dots) {
-    VEC sum[DOT_ROWS][2] = {0};
-    for (int64_t d = 0; d < count; d++) {
-        VEC y[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            y[v] = FN(load_wide)(columns + d * stride + v * LANES);
-        }
-#pragma GCC unroll 6
-        for (int r = 0; r < DOT_ROWS; r++) {
-            const VEC x = FN(splat)(rows[r * length + d]);
+INLINE void FN(dots_tile)(const int height, const int vectors, const A *rows, int64_t length, const A *columns, int64_t stride,
+                          int64_t count, A *dots, attend_soon *soon, int64_t lines) {
+    VEC sum[10][2] = {0};
+    for (int64_t begin = 0; begin < count; begin += 16) {
+        const int64_t end = count - begin < 16 ? count : begin + 16;
+        attend_call(soon, lines);
+        for (int64_t d = begin; d < end; d++) {
+            VEC y[2];
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++) {
-                sum[r][v] += x * y[v];
+                y[v] = FN(load_wide)(columns + d * stride + v * LANES);
+            }
+#pragma GCC unroll 10
+            for (int r = 0; r < height; r++) {
+                const VEC x = FN(splat)(rows[r * length + d]);
+#pragma GCC unroll 2
+                for (int v = 0; v < vectors; v++) {
+                    sum[r][v] += x * y[v];
+                }
             }
         }
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < DOT_ROWS; r++) {
+#pragma GCC unroll 10
+    for (int r = 0; r < height; r++) {
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++) {
             A *const at = dots + r * stride + v * LANES;
@@ -39,31 +44,38 @@ INLINE void FN(dots_tile)(const int vectors, const A *rows, int64_t length, cons
     }
 }
 
-NOINLINE void FN(dots_tile_of_1)(const A *rows, int64_t length, const A *columns, int64_t stride, int64_t count,
-                                 A *dots) {
-    FN(dots_tile)(1, rows, length, columns, stride, count, dots);
-}
+typedef void FN(dots_maker)(const A *, int64_t, const A *, int64_t, int64_t, A *, attend_soon *, int64_t);
 
-NOINLINE void FN(dots_tile_of_2)(const A *rows, int64_t length, const A *columns, int64_t stride, int64_t count,
-                                 A *dots) {
-    FN(dots_tile)(2, rows, length, columns, stride, count, dots);
-}
+#define DOTS_MAKER(name, height, vectors)                                                                             \
+    NOINLINE void name(const A *rows, int64_t length, const A *columns, int64_t stride, int64_t count, A *dots,       \
+                       attend_soon *soon, int64_t lines) {                                                            \
+        FN(dots_tile)(height, vectors, rows, length, columns, stride, count, dots, soon, lines);                      \
+    }
+DOTS_MAKER(FN(dots_1), DOT_ROWS(1), 1)
+DOTS_MAKER(FN(dots_2), DOT_ROWS(2), 2)
+DOTS_MAKER(FN(last_dots_1), DOT_TAIL(1), 1)
+DOTS_MAKER(FN(last_dots_2), DOT_TAIL(2), 2)
+#undef DOTS_MAKER
 
-/* dots[i][k] = rows[i] . column k; there is room for rows and dots up to a multiple of DOT_ROWS. columns [count, stride]
- * lie with k innermost, so that no sum runs across a vector, and dots too. Numbers are taken 128 at a time: their
- * columns stay in the first-level cache, and no sum has many terms. Meanwhile `soon` is called. */
+/* dots[i][k] = rows[i] . column k; behind rows and dots is room for what a tile has more. columns [count, stride] lie
+ * with k innermost, so that no sum runs across a vector, and dots too. Numbers are taken 128 at a time: their columns
+ * stay in the first-level cache, and no sum has many terms. Meanwhile `soon` is called, a few lines every 16 of them:
+ * many at once would stop the loads of the tile. */
 NOINLINE void FN(dots_of_columns)(const A *rows, int64_t row_count, int64_t length, const A *columns, int64_t stride,
                                   int64_t column_count, int64_t count, A *dots, attend_soon *soon) {
-    const int64_t high = (row_count + DOT_ROWS - 1) / DOT_ROWS, tiles = (count + 127) / 128 * high;
-    const int64_t lines = (soon->count * ((soon->bytes + 63) / 64) + tiles - 1) / tiles;
-    memset(dots, 0, (size_t)(high * DOT_ROWS * stride) * sizeof(A));
+    const int64_t calls = (count + 15) / 16 * ((row_count + DOT_ROWS(1) - 1) / DOT_ROWS(1));
+    const int64_t lines = (soon->count * ((soon->bytes + 63) / 64) + calls - 1) / calls;
+    memset(dots, 0, (size_t)((row_count + ATTEND_SPARE) * stride) * sizeof(A));
     for (int64_t d = 0; d < count; d += 128) {
         const int64_t some = count - d < 128 ? count - d : 128;
-        for (int64_t i = 0; i < row_count; i += DOT_ROWS) {
-            attend_call(soon, lines);
-            for (int64_t k = 0; k < column_count; k += 2 * LANES) {
-                (column_count - k > LANES ? FN(dots_tile_of_2) : FN(dots_tile_of_1))(
-                    rows + i * length + d, length, columns + d * stride + k, stride, some, dots + i * stride + k);
+        for (int64_t k = 0; k < column_count; k += 2 * LANES) {
+            const int two = column_count - k > LANES;
+            const int64_t high = two ? DOT_ROWS(2) : DOT_ROWS(1), low = two ? DOT_TAIL(2) : DOT_TAIL(1);
+            FN(dots_maker) *const make = two ? FN(dots_2) : FN(dots_1);
+            FN(dots_maker) *const last = two ? FN(last_dots_2) : FN(last_dots_1);
+            for (int64_t i = 0; i < row_count; i += high) {
+                (row_count - i > low ? make : last)(rows + i * length + d, length, columns + d * stride + k, stride,
+                                                    some, dots + i * stride + k, soon, lines);
             }
         }
     }

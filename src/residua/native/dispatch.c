@@ -1,7 +1,8 @@
 /* Which variant runs: the one asked for, or AVX2 where the processor has it, and portable C elsewhere.
  *
- * AVX-512 is there and is not the rule. On the processors that it was measured on, which do a vector of 512 bits as two of
- * 256, it multiplies no faster; and the rule is no measurement at first use, since numbers must not depend on what
+ * AVX-512 is the rule only for the loops that ask for it by `residua_wide_variant`. On the processors that it was
+ * measured on, which do a vector of 512 bits as two of 256, it multiplies no faster; what it has is twice the
+ * registers and half the instructions. The rule is no measurement at first use, since numbers must not depend on what
  * else a machine was doing then.
  */
 #include "kernels.h"
@@ -33,6 +34,11 @@ EXPORT int residua_instructions(void) {
     return most < RESIDUA_AVX2 ? most : RESIDUA_AVX2;
 }
 
+/* Those asked for, or -1. */
+EXPORT int residua_instructions_asked(void) {
+    return asked;
+}
+
 /* Use these from now on, or with -1 those of the rule; more than the processor can run are not taken. */
 EXPORT int residua_use_instructions(int which) {
     if (which > residua_instructions_most()) {
@@ -53,4 +59,8 @@ EXPORT const char *residua_fingerprint(void) {
 
 int residua_variant(int type) {
     return type + residua_instructions() * RESIDUA_TYPES;
+}
+
+int residua_wide_variant(int type) {
+    return type + (asked >= 0 ? asked : residua_instructions_most()) * RESIDUA_TYPES;
 }

@@ -191,7 +191,7 @@ def pointers(tensors: Sequence[Tensor | None]) -> ctypes.Array[c_void_p]:
 @contextmanager
 def instructions(name: str) -> Iterator[None]:
     """Run one variant inside a `with`, whatever is chosen outside."""
-    before = library().residua_instructions()
+    before = library().residua_instructions_asked()
     _use(library(), name)
     try:
         yield

@@ -186,7 +186,7 @@ class _Ahead(torch.autograd.Function):
         return (
             None,
             of_queries.to(queries.dtype) if wanted[1] else None,
-            of_nulls.to(nulls.dtype) if wanted[2] else None,
+            of_nulls.to(nulls.dtype) if of_nulls is not None and wanted[2] else None,
             *made,
         )
 
@@ -217,4 +217,4 @@ class _Merge(torch.autograd.Function):
             was=None if read is None else Carry(read, read_lse),
         )
         assert of_carry is not None
-        return None, of_query[0].to(query.dtype) if wanted[1] else None, *of_carry, *made
+        return None, of_query.to(query.dtype) if wanted[1] else None, *of_carry, *made

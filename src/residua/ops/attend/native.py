@@ -128,8 +128,8 @@ def backward(
     was: Carry | None = None,
     lse: Tensor | None = None,
     before: Sequence[Tensor | None] | None = None,
-) -> tuple[Tensor, Tensor, list[Tensor | None], Carry | None]:
-    """Gradients of the queries [k d] and nulls [k] in float64, of each wanted source, and of the carry.
+) -> tuple[Tensor, Tensor | None, list[Tensor | None], Carry | None]:
+    """Gradients of the queries and nulls, like them, of each wanted source, and of the carry.
 
     gradients: those of the reads; lse: those of the log-sums; before: what is added to each source's gradient, or None.
     carry:     where `was` is given, its value may be anything like it.
@@ -138,18 +138,19 @@ def backward(
     value, logit = (None, null) if carry is None else carry
     made = [torch.empty_like(one) if want else None for one, want in zip(sources, wanted, strict=True)]
     into = None if carry is None else Carry(torch.empty_like(carry.value), torch.empty_like(carry.lse))
-    totals = torch.empty(len(gradients), queries.shape[-1] + 1, dtype=torch.float64)
-    run = entry("residua_attend_gradient", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, *(c_void_p,) * 9)
+    of_queries, of_nulls = torch.empty_like(queries), None if null is None else torch.empty_like(null)
+    run = entry("residua_attend_gradient", *_SHAPE, c_void_p, c_void_p, *_OPTIONS, *(c_void_p,) * 10)
     check(
         run(
             *_shape(how, queries, sources), pointers(sources), queries.data_ptr(),
             how.eps, how.scale, how.centered, address(logit), carry is not None, address(value),
             *((None, None) if was is None else (was.value.data_ptr(), was.lse.data_ptr())),
             pointers(gradients), address(lse), None if before is None else pointers(before), pointers(made),
-            *((None, None) if into is None else (into.value.data_ptr(), into.lse.data_ptr())), totals.data_ptr(),
+            *((None, None) if into is None else (into.value.data_ptr(), into.lse.data_ptr())),
+            of_queries.data_ptr(), address(of_nulls),
         )
     )  # fmt: skip
-    return totals[:, :-1], totals[:, -1], made, into
+    return of_queries, of_nulls, made, into
 
 
 def value(
@@ -194,10 +195,10 @@ def gradients(
     was: Carry | None = None,
 ) -> tuple[Tensor, Tensor | None, list[Tensor | None]]:
     """The gradients of `read`: query, null, sources."""
-    queries, nulls, made, _ = backward(
+    of_query, of_null, made, _ = backward(
         how, wide(query, gradient), dense(sources), dense([gradient]), wanted, null=null_of(null, gradient), was=was
     )
-    return queries[0].to(query.dtype), None if null is None else nulls.reshape(null.shape).to(null.dtype), made
+    return of_query.to(query.dtype), None if null is None or of_null is None else of_null.to(null.dtype), made
 
 
 def _shape(how: ReadOptions, queries: Tensor, sources: Sequence[Tensor]) -> tuple[int, ...]:

@@ -54,11 +54,6 @@ def _carried(like: Tensor) -> Tensor:
     return like.new_empty(like.shape, dtype=accumulator(like.dtype))
 
 
-def _alone(total: Tensor, dtype: torch.dtype) -> Tensor:
-    """A part of a buffer as a result of its own: those of an operator must not share one."""
-    return total.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
 def _one_pass(how: ReadOptions, query: Tensor, was: Carry) -> Carry | None:
     """What was read, where a backward pass may be given it."""
     return was if how.one_pass(was.value.dtype) and not native.large(query, was) else None
@@ -92,8 +87,8 @@ def _attend_gradient(
     options = ReadOptions(*how)
     was = _one_pass(options, query, Carry(read, lse))
     of_query, of_null, made = native.gradients(options, query, sources, null, gradient, [True] * len(sources), was)
-    alone = query.new_empty(0) if null is None or of_null is None else _alone(of_null, null.dtype)
-    return [of_query, alone, *(one for one in made if one is not None)]
+    of_null = query.new_empty(0) if of_null is None else of_null
+    return [of_query, of_null, *(one for one in made if one is not None)]
 
 
 @_attend.register_fake
@@ -177,8 +172,8 @@ def _ahead_gradient(
         ReadOptions(eps, heads), native.wide(queries, like), native.dense(sources), native.dense(of_reads),
         [True] * len(sources), null=native.null_of(nulls, like), lse=torch.stack(of_sums),
     )  # fmt: skip
-    alone = queries.new_empty(0) if nulls is None else _alone(of_nulls, nulls.dtype)
-    return [_alone(of_queries, queries.dtype), alone, *(one for one in made if one is not None)]
+    of_nulls = queries.new_empty(0) if nulls is None or of_nulls is None else of_nulls.to(nulls.dtype)
+    return [of_queries.to(queries.dtype), of_nulls, *(one for one in made if one is not None)]
 
 
 @_ahead.register_fake
@@ -265,7 +260,7 @@ def _merge_gradient(
         carry=Carry(*native.dense([value, lse])), was=_one_pass(how, query, Carry(read, read_lse)),
     )  # fmt: skip
     assert of_carry is not None
-    return [_alone(of_query[0], query.dtype), *of_carry, *(one for one in made if one is not None)]
+    return [of_query.to(query.dtype), *of_carry, *(one for one in made if one is not None)]
 
 
 @_merge.register_fake
