@@ -118,7 +118,10 @@ def status() -> dict[str, str | None]:
     found, place = _load()
     if found is None:
         return {"binary": None, "instructions": None, "reason": place}
-    return {"binary": place, "instructions": INSTRUCTIONS[found.residua_instructions()], "reason": None}
+    used = {found.residua_instructions()}
+    if found.residua_instructions_asked() < 0:  # by the rule of dispatch.c some loops run the most there is
+        used.add(found.residua_instructions_most())
+    return {"binary": place, "instructions": "+".join(INSTRUCTIONS[one] for one in sorted(used)), "reason": None}
 
 
 def identity() -> str | None:
