@@ -63,19 +63,28 @@ static void FN(fill)(const void *weight, void *to, int64_t rows, int64_t columns
     }
 }
 
+INLINE void FN(add)(T *to, const T *more, int64_t count) {
+    SWEEP(count, { FN(store_some)(to + d, FN(load_some)(to + d, n) + FN(load_some)(more + d, n), n); });
+}
+
 static void FN(normed_project)(void *argument, int64_t begin, int64_t end, int part) {
     const normed_work *work = argument;
     const int64_t width = work->width, columns = work->columns, step = work->step, filled = work->filled;
-    T *xhat = (T *)work->scratch + part * work->each, *made = xhat + ROWS * step;
+    T *xhat = (T *)work->scratch + part * work->each, *made = xhat + ROWS * step, *more = made + ROWS * filled;
     for (int64_t top = begin; top < end; top += ROWS) {
         const int64_t rows = end - top < ROWS ? end - top : ROWS;
         T *out = (T *)work->out + top * columns;
         for (int64_t i = 0; i < rows; i++) {
             FN(normalised)((const T *)work->x + (top + i) * width, xhat + i * step, work);
         }
-        FN(combine)((FN(mixture)){.from = work->weight, .count = width, .to = made, .rows = rows, .w = xhat,
-                                  .by_to = step, .by_from = 1, .width = filled, .from_step = filled,
-                                  .to_step = filled});
+        memset(made, 0, (size_t)(ROWS * filled) * sizeof(T));
+        for (int64_t d = 0; d < width; d += SUMMED) { /* sums of sums: of a long one the rounding adds up */
+            FN(combine)((FN(mixture)){
+                .from = (const T *)work->weight + d * filled, .count = width - d < SUMMED ? width - d : SUMMED,
+                .to = more, .rows = rows, .w = xhat + d, .by_to = step, .by_from = 1, .width = filled,
+                .from_step = filled, .to_step = filled});
+            FN(add)(made, more, rows * filled);
+        }
         for (int64_t i = 0; i < rows; i++) {
             for (int64_t j = 0; j < columns; j++) {
                 out[i * columns + j] = made[i * filled + j] + (work->bias ? ((const T *)work->bias)[j] : 0);
@@ -98,7 +107,8 @@ INLINE void FN(normed_pull)(T *dx, const T *xhat, A r, const normed_work *work) 
 static void FN(normed_project_backward)(void *argument, int64_t begin, int64_t end, int part) {
     const normed_work *work = argument;
     const int64_t width = work->width, columns = work->columns, step = work->step;
-    T *xhat = (T *)work->scratch + part * work->each, *sums = xhat + ROWS * step;
+    const int64_t numbers = (step + 1) * columns;
+    T *xhat = (T *)work->scratch + part * work->each, *sums = xhat + ROWS * step, *totals = sums + numbers;
     for (int64_t top = begin; top < end; top += ROWS) {
         const int64_t rows = end - top < ROWS ? end - top : ROWS;
         const T *g = (const T *)work->out + top * columns;
@@ -131,16 +141,19 @@ static void FN(normed_project_backward)(void *argument, int64_t begin, int64_t e
                 sums[columns * step + j] += g[i * columns + j];
             }
         }
+        if ((top - begin) / ROWS % SUMMED == SUMMED - 1 || top + ROWS >= end) {
+            FN(add)(totals, sums, numbers);
+            memset(sums, 0, (size_t)numbers * sizeof(T));
+        }
     }
 }
 
 /* The gradients of W and of the bias, from those of all parts. */
 static void FN(normed_project_collect)(const normed_work *work, int parts) {
     const int64_t step = work->step, columns = work->columns, numbers = (step + 1) * columns;
-    T *sums = (T *)work->scratch + ROWS * step;
+    T *sums = (T *)work->scratch + ROWS * step + numbers;
     for (int part = 1; part < parts; part++) {
-        const T *more = sums + part * work->each;
-        SWEEP(numbers, { FN(store_some)(sums + d, FN(load_some)(sums + d, n) + FN(load_some)(more + d, n), n); });
+        FN(add)(sums, sums + part * work->each, numbers);
     }
     if (work->grad_weight) {
         FN(turn)(sums, step, work->grad_weight, columns, columns, work->width);
@@ -157,6 +170,8 @@ static void FN(normed_project_collect)(const normed_work *work, int parts) {
 /* Rows that are normalised at a time; the part of them that a product is made of, which fits a first-level cache; and
  * numbers between rows of scratch, without which all would have the same places there. */
 enum { ROWS = 16, PANEL = 256, PAD = 16 };
+
+enum { SUMMED = 128 }; /* numbers of a row, or groups of rows, that are added up before sums are */
 
 typedef struct {
     const void *x;      /* [rows, width] */
@@ -190,7 +205,7 @@ EXPORT int residua_normed_project(int type, int threads, const void *x, const vo
     const int variant = residua_variant(type);
     const int64_t filled = columns <= 16 ? 16 : (columns + 7) / 8 * 8; /* two vectors of eight or more */
     normed_work work = {.x = x, .bias = bias, .out = out, .width = width, .columns = columns, .filled = filled,
-                        .step = width + PAD, .each = ROWS * (width + PAD + filled), .centered = centered != 0,
+                        .step = width + PAD, .each = ROWS * (width + PAD + 2 * filled), .centered = centered != 0,
                         .eps = eps};
     char *memory = malloc(bytes(type, width * filled + threads * work.each));
     if (!memory) {
@@ -211,7 +226,7 @@ EXPORT int residua_normed_project_backward(int type, int threads, const void *x,
     const int64_t step = width + PAD;
     normed_work work = {.x = x, .out = (void *)gradient, .grad_x = grad_x, .grad_weight = grad_weight,
                         .grad_bias = grad_bias, .width = width, .columns = columns, .step = step,
-                        .each = ROWS * step + (step + 1) * columns, .centered = centered != 0, .eps = eps};
+                        .each = ROWS * step + 2 * (step + 1) * columns, .centered = centered != 0, .eps = eps};
     const size_t turned = bytes(type, step * columns), scratch = bytes(type, threads * work.each);
     char *memory = malloc(turned + scratch);
     if (!memory) {

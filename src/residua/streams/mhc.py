@@ -63,14 +63,18 @@ class Affine(Part):
                 delattr(self, name)
                 self.register_buffer(name, parameter.detach())
 
+    def forward(self, product: Tensor) -> Tensor:
+        """alpha product + b, of rmsnorm(vec H) phi."""
+        return self.alpha * product.unflatten(-1, self.shape) + self.bias
+
 
 def mapped(H: Tensor, maps: Sequence[Affine | None], eps: float) -> tuple[Tensor | None, ...]:
     """What each map makes of H, all by one product; None where there is none."""
     there = [one for one in maps if one is not None]
-    phi = torch.cat([one.alpha * one.phi for one in there], 1)
-    bias = torch.cat([one.bias.flatten() for one in there])
-    made = iter(ops.normed_project(H.flatten(-2), phi, bias, eps=eps).split([one.phi.shape[1] for one in there], -1))
-    return tuple(None if one is None else next(made).unflatten(-1, one.shape) for one in maps)
+    phi = torch.cat([one.phi for one in there], 1)
+    products = ops.normed_project(H.flatten(-2), phi, phi.new_zeros(phi.shape[1]), eps=eps)
+    made = iter(products.split([one.phi.shape[1] for one in there], -1))
+    return tuple(None if one is None else one(next(made)) for one in maps)
 
 
 class Starts(NamedTuple):
