@@ -105,6 +105,26 @@ OPS = [
         )
         for s, m in ((1, 4), (3, 6), (6, 2))
     ),
+    Op(
+        "remix-read",
+        lambda b, t, d: [(b, t, 4), (b, t, 4, 5), (b, t, 4, d)],
+        lambda read, weights, H: ops.read_remix(read, weights, H),
+    ),
+    Op(
+        "remix-read-turned",  # weights that were made for the other order, and lie beside others
+        lambda b, t, d: [(b, t, 3), (b, t, 7, 3), (b, t, 3, d)],
+        lambda read, weights, H: ops.read_remix(read, weights[..., 1:, :].transpose(-1, -2), H),
+    ),
+    *(
+        Op(
+            f"normed_project-{'layer' if centered else 'rms'}",
+            lambda b, t, d, c=c: [(b, t, d), (d, c), (c,)],
+            lambda x, weight, bias, centered=centered: ops.normed_project(x, weight, bias, eps=0.5, centered=centered),
+            wide=True,
+        )
+        for centered, c in ((False, 24), (True, 6))
+    ),
+    Op("compress", lambda b, t, d: [(4, d), (b, t, 4, d)], ops.compress),
     Op("sinkhorn", lambda b, t, d: [(b, t, 4, 4)], lambda logits: ops.sinkhorn(logits, iterations=8), wide=True),
     Op("shortconv", lambda b, t, d: [(b, t, d), (b, 3, d), (4, d)], ops.shortconv),
     Op("shortconv-channels", lambda b, t, d: [(b, t, 2, d), (b, 1, 2, d), (2, 2, d)], ops.shortconv),

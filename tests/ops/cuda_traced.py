@@ -175,10 +175,12 @@ def test_copies_through_the_host_are_found(copies):
 
 
 def test_every_op_of_a_design_has_a_triton_kernel():
-    """The backbone's own are torch's on a GPU: its norms, its attention and what becomes of a loss."""
+    """The backbone's own are torch's on a GPU: its norms, its attention and what becomes of a loss. So are a norm with
+    a matrix behind it and a sum over channels: a product, and what a compiler fuses."""
     backbone = {
         "attention_step", "cached_attend", "gated_mlp", "project", "rms_norm", "swiglu", "token_attend", "unembed_loss",
     }  # fmt: skip
+    plain = {"normed_project", "compress"}
     found = ops.kernels()
     assert backbone <= found.keys()
-    assert {op for op, on in found.items() if on.get("cuda") != "triton"} == backbone
+    assert {op for op, on in found.items() if on.get("cuda") != "triton"} == backbone | plain

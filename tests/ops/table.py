@@ -42,6 +42,12 @@ def by_single_reads(heads: int) -> Call:
     return call
 
 
+def both_mixtures(read: Tensor, weights: Tensor, H: Tensor) -> Tensor:
+    """A read and a remix of the same streams."""
+    x, rest = ops.read_remix(read, weights, H)
+    return torch.cat([x[:, :, None], rest], 2)
+
+
 B, T, D = 2, 5, 12
 TURNS = rotations(torch.arange(T), 4, 100.0, torch.float64)
 READ = [(D,), (1,), *[(B, T, D)] * 3]
@@ -59,6 +65,13 @@ OPS: dict[str, tuple[list[tuple[int, ...]], Call]] = {
     "mix-lane": ([(3, 2, B, T), *[(B, T, D)] * 2], lambda w, *v: ops.mix(w, v)),
     "remix": ([(B, T, 3, 4), (B, T, 3, D)], ops.remix),
     "remix-onto": ([(B, T, 1, 4), (B, T, 1, D), (B, T, 4, D)], lambda w, H, onto: ops.remix(w, H, onto=onto)),
+    "remix-read": ([(B, T, 3), (B, T, 3, 4), (B, T, 3, D)], both_mixtures),
+    "normed_project": ([(B, T, D), (D, 7), (7,)], lambda *given: ops.normed_project(*given, eps=1e-6)),
+    "normed_project-layer": (
+        [(B, T, D), (D, 7), (7,)],
+        lambda *given: ops.normed_project(*given, eps=1e-6, centered=True),
+    ),
+    "compress": ([(3, D), (B, T, 3, D)], ops.compress),
     "delta_write": (
         [(B, T, 2, D), (B, T, D), (B, T, 2), (B, T)],
         lambda X, k, value, beta: ops.delta_write(X, k, value, beta, eps=0.5),

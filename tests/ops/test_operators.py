@@ -13,8 +13,8 @@ from residua.testing import assert_close
 from tests.native.table import OPS
 
 KERNEL = {"name": "auto", "strict": True}
-FUSED = {"rms_norm", "swiglu", "unembed_loss"}
-"""Sums and products of single numbers that a compiler fuses by itself: it gets PyTorch's own form."""
+FUSED = {"rms_norm", "swiglu", "unembed_loss", "normed_project", "compress"}
+"""Sums and products of single numbers that a compiler fuses by itself, with a product: it gets PyTorch's own form."""
 ONE_OF_EACH = {op.name.split("-")[0]: op for op in reversed(OPS)}
 
 

@@ -9,18 +9,7 @@
  * value, beta and their gradients are of the accumulation type. X may repeat its rows (by_channel = 0).
  */
 #ifdef T
-
-INLINE A FN(dot)(const T *x, const T *y, int64_t width) {
-    VEC sums[4] = {{0}, {0}, {0}, {0}}; /* four at once: an addition waits for the one before it */
-    int64_t done = 0;
-    for (; done + 4 * LANES <= width; done += 4 * LANES) {
-        for (int i = 0; i < 4; i++) {
-            sums[i] += FN(load)(x + done + i * LANES) * FN(load)(y + done + i * LANES);
-        }
-    }
-    SWEEP(width - done, { sums[0] += FN(load_some)(x + done + d, n) * FN(load_some)(y + done + d, n); });
-    return FN(sum)((sums[0] + sums[1]) + (sums[2] + sums[3]));
-}
+#include "mixtures.h"
 
 static void FN(delta_write)(void *argument, int64_t begin, int64_t end, int part) {
     (void)part;
@@ -36,6 +25,7 @@ static void FN(delta_write)(void *argument, int64_t begin, int64_t end, int part
             const A held = FN(dot)(X, k, width) * scale;
             const VEC step = FN(splat)(betas[row] * (values[row * channels + j] - held) * scale);
             SWEEP(width, {
+                __builtin_prefetch(X + d + work->by_row, 0, 2); /* of the next token */
                 FN(store_some)(out + d, FN(load_some)(X + d, n) + step * FN(load_some)(k + d, n), n);
             });
         }

@@ -146,18 +146,18 @@ def alias(tensor: Tensor) -> Tensor:
 class Kernel:
     """An op in C as autograd takes it: only references to the inputs are kept between forward and backward.
 
-    forward:   inputs, then options -> output.
-    backward:  (inputs, wanted, gradient), then options -> a gradient for each wanted input.
+    forward:   inputs, then options -> output, or several.
+    backward:  (inputs, wanted, gradient of the output, or several), then options -> a gradient for each wanted input.
     reference: as forward, in PyTorch: second derivatives are its.
 
     Options are numbers, and tensors that nothing is differentiated by.
     """
 
-    forward: Callable[..., Tensor]
+    forward: Callable[..., Any]
     backward: Callable[..., Sequence[Tensor | None]]
-    reference: Callable[..., Tensor]
+    reference: Callable[..., Any]
 
-    def __call__(self, inputs: Sequence[Tensor], *options: float | int | Tensor) -> Tensor:
+    def __call__(self, inputs: Sequence[Tensor], *options: float | int | Tensor) -> Any:
         if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
             return _Differentiable.apply(self, options, *inputs)
         return self.forward(*inputs, *options)
@@ -165,13 +165,14 @@ class Kernel:
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: Kernel, options: tuple[float | int | Tensor, ...], *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, kernel: Kernel, options: tuple[float | int | Tensor, ...], *inputs: Tensor) -> Any:
         ctx.kernel, ctx.options = kernel, options
         ctx.save_for_backward(*inputs)
         return kernel.forward(*inputs, *options)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradients if len(gradients) > 1 else gradients[0]
         kernel, options, wanted = ctx.kernel, ctx.options, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             again = differentiate(lambda *one: kernel.reference(*one, *options), ctx.saved_tensors, wanted, gradient)

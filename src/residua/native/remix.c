@@ -2,134 +2,31 @@
  *
  *     dH[r, s] = sum_m w[r, s, m] g[r, m]        dw[r, s, m] = <H[r, s], g[r, m]>
  *
+ * A read x[r, :] = sum_s read[r, s] H[r, s, :] may go with it: one more mixture, at a place of its own.
  * Weights and their gradients are of the accumulation type. A token's streams fit the first-level cache, so that the
  * loops may pass over them again.
  */
 #ifdef T
-
-/* to[i] = onto[i] + sum_j w[i by_to + j by_from] from[j], for a few rows `i` and one or two vectors of them: what a
- * weight is spread for. */
-INLINE void FN(combine_step)(const int rows, const int vectors, const T *from, int64_t count, const T *onto, T *to,
-                             const A *w, int64_t by_to, int64_t by_from, int64_t width, int64_t d, int64_t n) {
-    VEC total[4][2];
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            total[i][v] = onto ? FN(load_some)(onto + i * width + d + v * LANES, n) : (VEC){0};
-        }
-    }
-    for (int64_t j = 0; j < count; j++) {
-        VEC value[2];
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            value[v] = FN(load_some)(from + j * width + d + v * LANES, n);
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < rows; i++) {
-            const VEC weight = FN(splat)(w[i * by_to + j * by_from]);
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) {
-                total[i][v] += weight * value[v];
-            }
-        }
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < rows; i++) {
-#pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++) {
-            FN(store_some)(to + i * width + d + v * LANES, total[i][v], n);
-        }
-    }
-}
-
-INLINE void FN(combine_rows)(const int rows, const T *from, int64_t count, const T *onto, T *to, const A *w,
-                             int64_t by_to, int64_t by_from, int64_t width) {
-    int64_t d = 0;
-    for (; d + 2 * LANES <= width; d += 2 * LANES) {
-        FN(combine_step)(rows, 2, from, count, onto, to, w, by_to, by_from, width, d, LANES);
-    }
-    for (; d < width; d += LANES) {
-        FN(combine_step)(rows, 1, from, count, onto, to, w, by_to, by_from, width, d,
-                         width - d < LANES ? width - d : LANES);
-    }
-}
-
-static void FN(combine)(const T *from, int64_t count, const T *onto, T *to, int64_t rows, const A *w, int64_t by_to,
-                        int64_t by_from, int64_t width) {
-    int64_t i = 0;
-    for (; i + 4 <= rows; i += 4) {
-        FN(combine_rows)(4, from, count, onto ? onto + i * width : NULL, to + i * width, w + i * by_to, by_to, by_from,
-                         width);
-    }
-    for (; i < rows; i++) {
-        FN(combine_rows)(1, from, count, onto ? onto + i * width : NULL, to + i * width, w + i * by_to, by_to, by_from,
-                         width);
-    }
-}
+#include "mixtures.h"
 
 static void FN(remix)(void *argument, int64_t begin, int64_t end, int part) {
     (void)part;
     const remix_work *work = argument;
     const int64_t streams = work->streams, made = work->made, width = work->width;
     for (int64_t row = begin; row < end; row++) {
-        const A *w = (const A *)work->weights + row * streams * made;
-        FN(combine)((const T *)work->H + row * streams * width, streams,
-                    work->onto ? (const T *)work->onto + row * work->onto_step : NULL,
-                    (T *)work->out + row * made * width, made, w, 1, made, width);
-    }
-}
-
-/* Dots of one or two streams with one or four gradients. */
-INLINE void FN(dots_of)(const int streams, const int made, const T *x, const T *g, A *out, int64_t step,
-                        int64_t width) {
-    VEC total[8] = {{0}, {0}, {0}, {0}, {0}, {0}, {0}, {0}};
-    SWEEP(width, {
-        VEC slope[4];
-        for (int i = 0; i < made; i++) {
-            slope[i] = FN(load_some)(g + i * width + d, n);
+        const T *H = (const T *)work->H + row * streams * width;
+        if (work->x) {
+            FN(combine)((FN(mixture)){
+                .from = H, .count = streams, .to = (T *)work->x + row * width, .rows = 1,
+                .w = (const A *)work->read + row * work->read_row, .by_from = work->read_stream, .width = width,
+                .from_step = width, .to_step = width, .from_next = streams * width, .to_next = width});
         }
-        for (int s = 0; s < streams; s++) {
-            const VEC value = FN(load_some)(x + s * width + d, n);
-            for (int i = 0; i < made; i++) {
-                total[s * made + i] += value * slope[i];
-            }
-        }
-    });
-    A sums[EIGHT];
-    if (streams * made > 1) {
-        FN(sums_of_8)(total, sums);
-    } else {
-        sums[0] = FN(sum)(total[0]);
-    }
-    for (int s = 0; s < streams; s++) {
-        for (int i = 0; i < made; i++) {
-            out[s * step + i] = sums[s * made + i];
-        }
-    }
-}
-
-/* out[s, m] = <x[s], g[m]>: in tiles whose sums stay in registers. */
-static void FN(dots)(const T *x, int64_t streams, const T *g, int64_t made, A *out, int64_t width) {
-    for (int64_t s = 0; s < streams; s += 2) {
-        const int two = s + 2 <= streams;
-        const T *value = x + s * width;
-        A *to = out + s * made;
-        int64_t m = 0;
-        for (; m + 4 <= made; m += 4) {
-            if (two) {
-                FN(dots_of)(2, 4, value, g + m * width, to + m, made, width);
-            } else {
-                FN(dots_of)(1, 4, value, g + m * width, to + m, made, width);
-            }
-        }
-        for (; m < made; m++) {
-            if (two) {
-                FN(dots_of)(2, 1, value, g + m * width, to + m, made, width);
-            } else {
-                FN(dots_of)(1, 1, value, g + m * width, to + m, made, width);
-            }
-        }
+        FN(combine)((FN(mixture)){
+            .from = H, .count = streams, .to = (T *)work->out + row * made * width, .rows = made,
+            .onto = work->onto ? (const T *)work->onto + row * work->onto_step : NULL,
+            .w = (const A *)work->weights + row * work->by_row, .by_to = work->by_made, .by_from = work->by_stream,
+            .width = width, .from_step = width, .to_step = width, .from_next = streams * width,
+            .onto_next = work->onto_step, .to_next = made * width});
     }
 }
 
@@ -140,12 +37,21 @@ static void FN(remix_backward)(void *argument, int64_t begin, int64_t end, int p
     for (int64_t row = begin; row < end; row++) {
         const T *H = (const T *)work->H + row * streams * width;
         const T *g = (const T *)work->out + row * made * width;
+        const T *g_x = work->x ? (const T *)work->x + row * width : NULL;
         if (work->grad_H) {
-            const A *w = (const A *)work->weights + row * streams * made;
-            FN(combine)(g, made, NULL, (T *)work->grad_H + row * streams * width, streams, w, made, 1, width);
+            FN(combine)((FN(mixture)){
+                .from = g, .count = made, .to = (T *)work->grad_H + row * streams * width, .rows = streams,
+                .also = g_x, .share = g_x ? (const A *)work->read + row * work->read_row : NULL,
+                .by_share = work->read_stream, .w = (const A *)work->weights + row * work->by_row,
+                .by_to = work->by_stream, .by_from = work->by_made, .width = width, .from_step = width,
+                .to_step = width, .from_next = made * width, .to_next = streams * width});
         }
         if (work->grad_weights) {
-            FN(dots)(H, streams, g, made, (A *)work->grad_weights + row * streams * made, width);
+            FN(dots)(H, streams, streams * width, g, made, (A *)work->grad_weights + row * streams * made,
+                     work->grad_stream, work->grad_made, width, width);
+        }
+        if (work->grad_read) {
+            FN(dots)(H, streams, streams * width, g_x, 1, (A *)work->grad_read + row * streams, 1, 1, width, width);
         }
     }
 }
@@ -156,12 +62,16 @@ static void FN(remix_backward)(void *argument, int64_t begin, int64_t end, int p
 
 typedef struct {
     const void *H;       /* [rows, streams, width] */
-    const void *weights; /* [rows, streams, made] */
+    const void *read;    /* [rows, streams], or NULL */
+    const void *weights; /* [rows, streams, made]; both by the strides below */
+    const void *onto;    /* [rows, made, width], or NULL */
+    void *x;             /* [rows, width]: what `read` reads, or its gradient */
     void *out;           /* [rows, made, width]: the result, or its gradient */
-    void *grad_H, *grad_weights; /* NULL where not wanted */
+    void *grad_H, *grad_read, *grad_weights; /* NULL where not wanted */
     int64_t streams, made, width;
-    const void *onto;  /* [rows, made, width], or NULL */
-    int64_t onto_step; /* numbers from one row of it to the next */
+    int64_t onto_step; /* numbers from one row of onto to the next */
+    int64_t read_row, read_stream, by_row, by_stream, by_made;
+    int64_t grad_stream, grad_made; /* of grad_weights, whose rows follow each other */
 } remix_work;
 
 #define KERNEL "remix.c"
@@ -173,7 +83,7 @@ static const range_function backward[] = VARIANTS(remix_backward);
 EXPORT int residua_remix(int type, int threads, const void *H, const void *weights, const void *onto, void *out,
                          int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t onto_step) {
     remix_work work = {.H = H, .weights = weights, .out = out, .streams = streams, .made = made, .width = width,
-                       .onto = onto, .onto_step = onto_step};
+                       .by_row = streams * made, .by_stream = made, .by_made = 1, .onto = onto, .onto_step = onto_step};
     residua_parallel(forward[residua_variant(type)], &work, rows, threads);
     return RESIDUA_OK;
 }
@@ -182,7 +92,32 @@ EXPORT int residua_remix_backward(int type, int threads, const void *H, const vo
                                   void *grad_H, void *grad_weights, int64_t rows, int64_t streams, int64_t made,
                                   int64_t width) {
     remix_work work = {.H = H, .weights = weights, .out = (void *)gradient, .grad_H = grad_H,
-                       .grad_weights = grad_weights, .streams = streams, .made = made, .width = width};
+                       .grad_weights = grad_weights, .streams = streams, .made = made, .width = width,
+                       .by_row = streams * made, .by_stream = made, .by_made = 1, .grad_stream = made, .grad_made = 1};
+    residua_parallel(backward[residua_variant(type)], &work, rows, threads);
+    return RESIDUA_OK;
+}
+
+EXPORT int residua_read_remix(int type, int threads, const void *H, const void *read, const void *weights, void *x,
+                              void *out, int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t read_row,
+                              int64_t read_stream, int64_t by_row, int64_t by_stream, int64_t by_made) {
+    remix_work work = {.H = H, .read = read, .weights = weights, .x = x, .out = out, .streams = streams, .made = made,
+                       .width = width, .read_row = read_row, .read_stream = read_stream, .by_row = by_row,
+                       .by_stream = by_stream, .by_made = by_made};
+    residua_parallel(forward[residua_variant(type)], &work, rows, threads);
+    return RESIDUA_OK;
+}
+
+EXPORT int residua_read_remix_backward(int type, int threads, const void *H, const void *read, const void *weights,
+                                       const void *gradient_x, const void *gradient, void *grad_H, void *grad_read,
+                                       void *grad_weights, int64_t rows, int64_t streams, int64_t made, int64_t width,
+                                       int64_t read_row, int64_t read_stream, int64_t by_row, int64_t by_stream,
+                                       int64_t by_made, int64_t grad_stream, int64_t grad_made) {
+    remix_work work = {.H = H, .read = read, .weights = weights, .x = (void *)gradient_x, .out = (void *)gradient,
+                       .grad_H = grad_H, .grad_read = grad_read, .grad_weights = grad_weights, .streams = streams,
+                       .made = made, .width = width, .read_row = read_row, .read_stream = read_stream,
+                       .by_row = by_row, .by_stream = by_stream, .by_made = by_made, .grad_stream = grad_stream,
+                       .grad_made = grad_made};
     residua_parallel(backward[residua_variant(type)], &work, rows, threads);
     return RESIDUA_OK;
 }

@@ -11,6 +11,10 @@
 /* logits come in an accumulation type */
 #elif defined T
 
+/* What is further below the largest of its column counts as nothing: `exponential` has no smaller numbers. */
+#undef LEAST
+#define LEAST ((A)(sizeof(A) == sizeof(float) ? -87.0 : -745.0))
+
 INLINE VEC FN(at)(const A *matrix, int64_t i) {
     return FN(load_wide)(matrix + i * LANES);
 }
@@ -44,14 +48,18 @@ static int FN(rounds)(const T *logits, int64_t count, int64_t size, int64_t roun
     const int64_t entries = size * size;
     for (int64_t lane = 0; lane < LANES; lane++) {
         const T *one = logits + (lane < count ? lane : 0) * entries;
-        for (int64_t j = 0; j < size; j++) {
-            T most = one[j];
-            for (int64_t i = 1; i < size; i++) {
-                most = one[i * size + j] > most ? one[i * size + j] : most;
-            }
-            for (int64_t i = 0; i < size; i++) {
-                states[(i * size + j) * LANES + lane] = (A)exp((double)one[i * size + j] - (double)most);
-            }
+        for (int64_t i = 0; i < entries; i++) {
+            states[i * LANES + lane] = one[i];
+        }
+    }
+    for (int64_t j = 0; j < size; j++) {
+        VEC most = FN(at)(states, j);
+        for (int64_t i = 1; i < size; i++) {
+            most = FN(larger)(FN(at)(states, i * size + j), most);
+        }
+        for (int64_t i = j; i < entries; i += size) {
+            const VEC gap = FN(at)(states, i) - most;
+            FN(store_wide)(states + i * LANES, FN(either)(gap < LEAST, (VEC){0}, FN(exponential)(gap)));
         }
     }
     A *state = states;

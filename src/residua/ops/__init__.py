@@ -16,12 +16,15 @@ from residua.ops.attend_qkv import attend_qkv as attend_qkv
 from residua.ops.attend_qkv import attend_qkv_weights as attend_qkv_weights
 from residua.ops.attention_step import attention_step as attention_step
 from residua.ops.cached_attend import cached_attend as cached_attend
+from residua.ops.compress import compress as compress
 from residua.ops.delta_write import delta_write as delta_write
 from residua.ops.gated_mlp import gated_mlp as gated_mlp
 from residua.ops.mix import mix as mix
 from residua.ops.norm import l2_norm as l2_norm
 from residua.ops.norm import layer_norm as layer_norm
+from residua.ops.normed_project import normed_project as normed_project
 from residua.ops.project import project as project
+from residua.ops.remix import read_remix as read_remix
 from residua.ops.remix import remix as remix
 from residua.ops.rms_norm import rms_norm as rms_norm
 from residua.ops.shortconv import conv_tail as conv_tail

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from residua import ops
 from residua.plan import Site
 from residua.stream import Conversion, Past, Read, Routing, Stream
-from residua.streams._parts import Part, constant, projected
+from residua.streams._parts import Part, constant
 
 EPS = 1e-5
 """Of the layer norm that feeds dynamic weights."""
@@ -56,9 +56,10 @@ class Dynamic(Part):
 
     def moved(self, H: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to alpha [.. n columns] and to beta [.. n]."""
-        normed = F.layer_norm(H.to(self.gain.dtype), H.shape[-1:], self.gain, self.shift, EPS)
-        alpha, beta = projected(normed, (self.W_alpha, self.W_beta))
-        return self.s_alpha * alpha.tanh(), self.s_beta * beta.squeeze(-1).tanh()
+        W = torch.cat([self.W_alpha, self.W_beta[:, None]], 1)
+        # the gain and the shift of the norm, as the matrix and the bias behind it
+        bounded = ops.normed_project(H, self.gain[:, None] * W, self.shift @ W, eps=EPS, centered=True).tanh()
+        return self.s_alpha * bounded[..., :-1], self.s_beta * bounded[..., -1]
 
 
 class ParallelStream(Stream[Tensor]):

@@ -50,7 +50,7 @@ class Compress(Part, ABC):
 
     def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
         """tail: the tokens before, for a compressor that mixes them."""
-        return (X * self.weights().to(X.dtype)).sum(-2)
+        return ops.compress(self.weights(), X)
 
     @abstractmethod
     def weights(self) -> Tensor:
@@ -105,7 +105,7 @@ class OverTokens(Part):
     def forward(self, X: Tensor, tail: Tensor | None) -> Tensor:
         assert tail is not None  # `DDL` keeps one for every convolution over tokens
         mixed = ops.shortconv(X, tail, self.conv.taps.to(X.dtype))
-        return (mixed * self.pool.to(X.dtype)[:, None]).sum(-2)
+        return ops.compress(self.pool[:, None].expand(mixed.shape[-2:]), mixed)
 
 
 def compressor(kind: str, kernel: int, channels: int, width: int, identity: bool) -> Compress | OverTokens:

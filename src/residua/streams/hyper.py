@@ -84,5 +84,5 @@ class Hyper(ParallelStream):
         if site.kind == "head":
             return Read(norm(H.sum(-2)))
         read, remix, write = self.part(site)(H)
-        x, rest = ops.remix(torch.cat([read[..., None], remix], -1), H).split((1, self.streams), -2)
-        return Read(norm(x.squeeze(-2)), carry=(rest, write))
+        x, rest = ops.read_remix(read, remix, H)
+        return Read(norm(x), carry=(rest, write))

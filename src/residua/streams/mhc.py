@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from residua.spec import Value
 from residua.stream import Conversion, Norm, Past, Read, Routing, Start, Stream
 from residua.streams._mixers import MIXERS, check_mixer
 from residua.streams._parallel import copies, home, mixture, names, written
-from residua.streams._parts import Fill, Part, constant, marked, normal, positive, projected
+from residua.streams._parts import Fill, Part, constant, marked, normal, positive
 
 PRESETS: Mapping[str, Mapping[str, Value]] = {
     "deepseek-v4": {"head": "learned", "eps": 1e-6},
@@ -68,10 +68,13 @@ class Affine(Part):
         return self.alpha * product.unflatten(-1, self.shape) + self.bias
 
 
-def mapped(flat: Tensor, *maps: Affine | None) -> tuple[Tensor | None, ...]:
-    """What each map makes of rmsnorm(vec H); None where there is none."""
-    products = iter(projected(flat, [one.phi for one in maps if one is not None]))
-    return tuple(None if one is None else one(next(products)) for one in maps)
+def mapped(H: Tensor, maps: Sequence[Affine | None], eps: float) -> tuple[Tensor | None, ...]:
+    """What each map makes of H, all by one product; None where there is none."""
+    there = [one for one in maps if one is not None]
+    phi = torch.cat([one.phi for one in there], 1)
+    products = ops.normed_project(H.flatten(-2), phi, phi.new_zeros(phi.shape[1]), eps=eps)
+    made = iter(products.split([one.phi.shape[1] for one in there], -1))
+    return tuple(None if one is None else one(next(made)) for one in maps)
 
 
 class Starts(NamedTuple):
@@ -108,14 +111,13 @@ class Collapse(nn.Module):
 
     def forward(self, H: Tensor) -> tuple[Tensor, ...]:
         assert self.pre is not None
-        (logits,) = mapped(self.flat(H, self.pre), self.pre)
+        (logits,) = self.made(H, self.pre)
         assert logits is not None
         return (self.weights(logits),)
 
-    def flat(self, H: Tensor, like: Affine) -> Tensor:
-        """rmsnorm(vec H)."""
-        normed = ops.rms_norm(H.flatten(-2).to(accumulator(H.dtype)), self.form.norm_eps)
-        return normed.to(like.phi.dtype)
+    def made(self, H: Tensor, *maps: Affine | None) -> tuple[Tensor | None, ...]:
+        """What each map makes of H."""
+        return mapped(H, maps, self.form.norm_eps)
 
     def weights(self, logits: Tensor) -> Tensor:
         """Those of pre."""
@@ -155,8 +157,8 @@ class Mappings(Collapse):
 
     def forward(self, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """pre [b t n], post [b t n] and res [b t n n]."""
-        form, flat = self.form, self.flat(H, self.post)
-        reads, writes, logits = mapped(flat, self.pre, self.post, self.res)
+        form = self.form
+        reads, writes, logits = self.made(H, self.pre, self.post, self.res)
         assert writes is not None
         # without a map a read is the mean
         pre = torch.full_like(writes, 1 / form.streams) if reads is None else self.weights(reads)
@@ -164,7 +166,7 @@ class Mappings(Collapse):
         if form.res == "identity" and form.eps:
             post = post + form.eps
         if logits is None:
-            one = torch.eye(form.streams, dtype=flat.dtype, device=flat.device)
+            one = torch.eye(form.streams, dtype=post.dtype, device=post.device)
             return pre, post, one.expand(*H.shape[:2], -1, -1)
         matrix = MIXERS[form.res].matrix
         if matrix is None:
@@ -310,9 +312,13 @@ class MHC(Stream[Tensor | Passed]):
             return Read(norm(self._collapsed(state)))
         H = _streams(state)
         pre, post, res = self.part(site)(H)
-        (x,) = ops.remix((state.pre if isinstance(state, Passed) else pre)[..., None], H).unbind(-2)
-        wide = H.to(accumulator(H.dtype)) if self.once else H
-        rest = wide if self.form.res == "identity" else ops.remix(res.transpose(-1, -2), wide)
+        weights, given = state.pre if isinstance(state, Passed) else pre, res.transpose(-1, -2)
+        if self.once:
+            (x,) = ops.remix(weights[..., None], H).unbind(-2)
+            wide = H.to(accumulator(H.dtype))
+            rest = wide if self.form.res == "identity" else ops.remix(given, wide)
+        else:
+            x, rest = ops.read_remix(weights, given, H)
         return Read(norm(x), carry=(rest, post, pre) if isinstance(state, Passed) else (rest, post))
 
     def write(self, state: Tensor | Passed, site: Site, read: Read, y: Tensor) -> Tensor | Passed:

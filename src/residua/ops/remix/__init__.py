@@ -18,3 +18,10 @@ def remix(
     onto: what the mixtures are added to. A single stream written to many, w_m y, is the outer product of a write.
     """
     return run("remix", H, reference.remix, weights, H, onto=onto)
+
+
+def read_remix(
+    read: Float[Tensor, "b t s"], weights: Float[Tensor, "b t s m"], H: Float[Tensor, "b t s d"]
+) -> tuple[Float[Tensor, "b t d"], Float[Tensor, "b t m d"]]:
+    """x = sum_s read[s] H_s, and `remix` beside it: what a site reads and what it leaves, in one pass over H."""
+    return run("remix", H, reference.remix, weights, H, read=read)

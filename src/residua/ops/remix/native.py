@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,23 +17,37 @@ from residua.ops.remix import reference
 
 
 @kernel("remix", "cpu", "cpu")
-def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None) -> Tensor:
+def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None, read: Tensor | None = None) -> Any:
     """The kernel, with weights of the type to add up in."""
+    if read is not None:
+        return _read_remix(read, weights, H)
     if only_torch(weights, H) or (onto is not None and only_torch(onto)):
         return reference.remix(weights, H, onto=onto)
     if H.dtype == torch.float16:
         if onto is None or onto.dtype != torch.float16:
             return reference.added(onto, remix(weights.float(), H.float()).half())
         return remix(weights.float(), H.float(), onto=onto.float()).half()
-    require(H)
-    if weights.ndim != 4 or H.ndim != 4:
-        raise ValueError(f"remix takes weights [b t s m] and H [b t s d], not {weights.shape} and {H.shape}")
-    inputs = weights.to(accumulator(H.dtype)).expand(*H.shape[:3], -1), H
+    inputs = _checked(weights, H), H
     if onto is None:
         return REMIX(inputs)
     if watched() or onto.dtype is not H.dtype or onto.shape != _shape(*inputs) or not onto.is_cpu or not H.numel():
         return onto + REMIX(inputs)
     return ONTO((*inputs, onto))
+
+
+def _read_remix(read: Tensor, weights: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in one pass where numbers are wanted at once; to a compiler, two mixtures."""
+    if watched() or only_torch(read, weights, H) or H.dtype == torch.float16 or not H.numel():
+        return remix(read[..., None], H).squeeze(-2), remix(weights, H)
+    return READ((_checked(read[..., None], H).squeeze(-1), _checked(weights, H), H))
+
+
+def _checked(weights: Tensor, H: Tensor) -> Tensor:
+    """The weights in full and of the type to add up in."""
+    require(H)
+    if weights.ndim != 4 or H.ndim != 4:
+        raise ValueError(f"remix takes weights [b t s m] and H [b t s d], not {weights.shape} and {H.shape}")
+    return weights.to(accumulator(H.dtype)).expand(*H.shape[:3], -1)
 
 
 def _sizes(weights: Tensor, H: Tensor) -> tuple[int, int, int, int]:
@@ -92,6 +107,46 @@ def _backward_onto(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: T
     return [*_backward(inputs[:2], wanted[:2], gradient), gradient if wanted[2] else None]
 
 
+def _forward_read(read: Tensor, weights: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
+    x, out = torch.empty((*H.shape[:2], H.shape[3]), dtype=H.dtype), torch.empty(_shape(weights, H), dtype=H.dtype)
+    read, weights, H = _in_turn(read), _in_turn(weights), dense(H)
+    call(
+        "residua_read_remix", H.dtype, H.numel() * (1 + weights.shape[-1]), (H, read, weights, x, out),
+        (*_sizes(weights, H), *read.stride()[1:], *weights.stride()[1:]),
+    )  # fmt: skip
+    return x, out
+
+
+def _backward_read(
+    inputs: Sequence[Tensor], wanted: Sequence[bool], gradients: Sequence[Tensor]
+) -> list[Tensor | None]:
+    read, weights, H = inputs
+    g_x, g = (dense(one, H.dtype) for one in gradients)
+    room = _room(weights)
+    found = [*empties((read,), wanted[:1]), room if wanted[1] else None, *empties((H,), wanted[2:])]
+    read, weights, H = _in_turn(read), _in_turn(weights), dense(H)
+    call(
+        "residua_read_remix_backward", H.dtype, 2 * H.numel() * (1 + weights.shape[-1]),
+        (H, read, weights, g_x, g, found[2], found[0], found[1]),
+        (*_sizes(weights, H), *read.stride()[1:], *weights.stride()[1:], *room.stride()[2:]),
+    )  # fmt: skip
+    return found
+
+
+def _room(weights: Tensor) -> Tensor:
+    """For their gradient: in their own order, so that transposed ones go back to who made them as they were."""
+    like, each = torch.empty_like(weights), weights.shape[2] * weights.shape[3]
+    return (
+        like if like.stride()[:2] == (weights.shape[1] * each, each) else torch.empty(weights.shape, dtype=like.dtype)
+    )
+
+
+def _in_turn(weights: Tensor) -> Tensor:
+    """Weights that the kernel takes by their strides: tokens a fixed step apart, through all rows."""
+    steady = weights.stride(0) == weights.shape[1] * weights.stride(1)
+    return dense(weights) if not steady or weights.is_neg() or weights.data_ptr() % weights.element_size() else weights
+
+
 REMIX = Operator(
     "remix",
     "Tensor weights, Tensor H",
@@ -101,3 +156,4 @@ REMIX = Operator(
 ONTO = Kernel(
     _forward_onto, _backward_onto, lambda weights, H, onto: reference.remix(weights, H, onto=onto)
 )  # to a compiler, an addition
+READ = Kernel(_forward_read, _backward_read, lambda read, weights, H: reference.remix(weights, H, read=read))

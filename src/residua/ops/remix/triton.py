@@ -81,7 +81,9 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
 _remix.register_autograd(_backward, setup_context=_save)
 
 
-def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None) -> Tensor:
-    """`residua.ops.remix` on a GPU."""
+def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None, read: Tensor | None = None) -> Any:
+    """`residua.ops.remix` on a GPU, and `read_remix`."""
+    if read is not None:
+        return remix(read[..., None], H).squeeze(-2), remix(weights, H)
     host.checked(weights, H)
     return added(onto, _remix(weights, H))
