@@ -106,12 +106,12 @@ OPS = [
         for s, m in ((1, 4), (3, 6), (6, 2))
     ),
     Op(
-        "remix-read",
+        "read_remix",
         lambda b, t, d: [(b, t, 4), (b, t, 4, 5), (b, t, 4, d)],
         lambda read, weights, H: ops.read_remix(read, weights, H),
     ),
     Op(
-        "remix-read-turned",  # weights that were made for the other order, and lie beside others
+        "read_remix-turned",  # weights that were made for the other order, and lie beside others
         lambda b, t, d: [(b, t, 3), (b, t, 7, 3), (b, t, 3, d)],
         lambda read, weights, H: ops.read_remix(read, weights[..., 1:, :].transpose(-1, -2), H),
     ),

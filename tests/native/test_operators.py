@@ -53,7 +53,7 @@ class EveryOp(nn.Module):
         for rotation in (None, tuple(turns)):
             x = ops.token_attend(x, x[..., :4].detach(), x.cos()[..., 4:], rotation, width=4)
         square = ops.sinkhorn(lanes[..., :4].unflatten(-1, (2, 2))[..., 0, :, :], iterations=3)
-        H = ops.remix(square, lanes)
+        x, H = ops.read_remix(square[..., 0], square, ops.remix(square, lanes))
         return ops.delta_write(H, x, x[..., :2], x[..., 0].sigmoid(), eps=0.5)
 
 

@@ -34,6 +34,7 @@ CALLS = {
     "mix": (draw(2, 3, 2, 3), sources(3)),
     "delta_write": (draw(2, 3, 2, 4), draw(2, 3, 4), draw(2, 3, 2), draw(2, 3), 0.5),
     "remix": (draw(2, 3, 4, 2), draw(2, 3, 4, 5)),
+    "read_remix": (draw(2, 3, 4), draw(2, 3, 4, 2), draw(2, 3, 4, 5)),
     "shortconv": (draw(2, 3, 4), draw(2, 2, 4), draw(3, 4)),
     "sinkhorn": (draw(2, 3, 3), 4),
     "damped_sinkhorn": (draw(2, 3, 3), 4, 1e-3),

@@ -32,6 +32,9 @@ int residua_mix(int type, int threads, const void *const *sources, const void *w
                 int kind);
 int residua_remix(int type, int threads, const void *H, const void *weights, const void *onto, void *out, int64_t rows,
                   int64_t streams, int64_t made, int64_t width, int64_t onto_step);
+int residua_read_remix(int type, int threads, const void *H, const void *read, const void *weights, void *x, void *out,
+                       int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t read_row,
+                       int64_t read_stream, int64_t by_row, int64_t by_stream, int64_t by_made);
 int residua_shortconv(int type, int threads, const void *x, const void *tail, const void *taps, void *out,
                       int64_t sequences, int64_t tokens, int64_t taps_count, int64_t width);
 int residua_sinkhorn(int type, int threads, const void *logits, void *out, int64_t matrices, int64_t size,
@@ -166,6 +169,20 @@ Tensor remix(Tensor weights, Tensor H) {
     return out;
 }
 
+std::tuple<Tensor, Tensor> read_remix(Tensor read, Tensor weights, Tensor H) {
+    read = dense(read), weights = dense(weights), H = dense(H);
+    const int64_t streams = H.size(2), made = weights.size(-1), width = H.size(3);
+    Tensor x = torch::stable::new_empty(H, {H.size(0), H.size(1), width});
+    Tensor out = torch::stable::new_empty(H, {H.size(0), H.size(1), made, width});
+    if (x.numel()) {
+        check(residua_read_remix(type_of(H), threads(H.numel() * (1 + made)), H.const_data_ptr(),
+                                 read.const_data_ptr(), weights.const_data_ptr(), x.mutable_data_ptr(),
+                                 out.mutable_data_ptr(), H.size(0) * H.size(1), streams, made, width, streams, 1,
+                                 streams * made, made, 1));
+    }
+    return {x, out};
+}
+
 Tensor shortconv(Tensor x, Tensor tail, Tensor taps) {
     x = dense(x), tail = dense(tail), taps = dense(taps);
     Tensor out = torch::stable::new_empty(x, shape(x, 0, x.dim()));
@@ -211,6 +228,7 @@ STABLE_TORCH_LIBRARY(residua, library) {
     library.def("mix(Tensor weights, Tensor[] sources) -> Tensor");
     library.def("delta_write(Tensor X, Tensor k, Tensor value, Tensor beta, float eps) -> Tensor");
     library.def("remix(Tensor weights, Tensor H) -> Tensor");
+    library.def("read_remix(Tensor read, Tensor weights, Tensor H) -> (Tensor, Tensor)");
     library.def("shortconv(Tensor x, Tensor tail, Tensor taps) -> Tensor");
     library.def("sinkhorn(Tensor logits, int iterations) -> Tensor");
     library.def("token_attend(Tensor q, Tensor k, Tensor v, Tensor cosine, Tensor sine, int width, bool causal) "
@@ -222,6 +240,7 @@ STABLE_TORCH_LIBRARY_IMPL(residua, CPU, library) {
     library.impl("mix", TORCH_BOX(&mix));
     library.impl("delta_write", TORCH_BOX(&delta_write));
     library.impl("remix", TORCH_BOX(&remix));
+    library.impl("read_remix", TORCH_BOX(&read_remix));
     library.impl("shortconv", TORCH_BOX(&shortconv));
     library.impl("sinkhorn", TORCH_BOX(&sinkhorn));
     library.impl("token_attend", TORCH_BOX(&token_attend));

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from residua.native.guard import Kernel, Unsupported, differentiate, require, watched
 from residua.ops._backend import fall_back
@@ -28,10 +29,10 @@ Argument = Tensor | list[Tensor] | float | int
 class Operator:
     """A `Kernel` that is also `residua::name`."""
 
-    def __init__(self, name: str, arguments: str, kernel: Kernel, fake: Callable[..., Tensor]) -> None:
+    def __init__(self, name: str, arguments: str, kernel: Kernel, fake: Callable[..., Any], results: int = 1) -> None:
         """arguments: those of the schema, tensors first, of which one, the last, may be a list (`Tensor[]`).
 
-        fake: as the kernel's forward, for tensors without numbers: an empty, contiguous result.
+        fake: as the kernel's forward, for tensors without numbers: an empty, contiguous result, or several.
         """
         self.name, self.kernel, self.fake = name, kernel, fake
         kinds = [one.split()[0] for one in arguments.split(", ")]
@@ -39,17 +40,18 @@ class Operator:
         self._listed = "Tensor[]" in kinds
         # schemas are written out: under jaxtyping's import hook annotations cannot be read back
         self._forward = torch.library.custom_op(
-            f"residua::{name}", self._run, mutates_args=(), device_types="cpu", schema=f"({arguments}) -> Tensor"
-        )
+            f"residua::{name}", self._run, mutates_args=(), device_types="cpu",
+            schema=f"({arguments}) -> " + ("Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"),
+        )  # fmt: skip
         self._backward = torch.library.custom_op(
             f"residua::{name}_backward", self._run_backward, mutates_args=(), device_types="cpu",
-            schema=f"(Tensor gradient, {arguments}, bool[] wanted) -> Tensor[]",
+            schema=f"({'Tensor' if results == 1 else 'Tensor[]'} gradient, {arguments}, bool[] wanted) -> Tensor[]",
         )  # fmt: skip
         self._forward.register_fake(lambda *given: fake(*self._flat(given)[0], *self._flat(given)[1]))
         self._backward.register_fake(self._fake_backward)
         self._forward.register_autograd(self._differentiated, setup_context=self._keep)
 
-    def __call__(self, inputs: Sequence[Tensor], *options: float | int) -> Tensor:
+    def __call__(self, inputs: Sequence[Tensor], *options: float | int) -> Any:
         """The kernel's result: `inputs` one after the other, those of a list too."""
         if watched():
             return self._forward(*self._shaped(inputs), *options)
@@ -67,20 +69,22 @@ class Operator:
         tensors, options = given[: self._tensors], given[self._tensors :]
         return ([*tensors[:-1], *tensors[-1]] if self._listed else list(tensors)), options
 
-    def _run(self, *given: Argument) -> Tensor:
+    def _run(self, *given: Argument) -> Any:
         inputs, options = self._flat(given)
         if self._served(inputs):
             return self.kernel.forward(*inputs, *options)
-        return _apart(self.kernel.reference(*inputs, *options))
+        return pytree.tree_map(_apart, self.kernel.reference(*inputs, *options))
 
-    def _run_backward(self, gradient: Tensor, *given: Any) -> list[Tensor]:
+    def _run_backward(self, gradient: Tensor | list[Tensor], *given: Any) -> list[Tensor]:
         *given, wanted = given  # type: ignore[assignment]
         inputs, options = self._flat(given)
         if self._served(inputs):
-            return [one for one in self.kernel.backward(inputs, wanted, gradient, *options) if one is not None]
+            found = self.kernel.backward(inputs, wanted, gradient, *options)
+            return [one.contiguous() for one in found if one is not None]
         # autograd sees nothing inside an operator; a transform does
         slopes: Any = torch.func.vjp(lambda *one: self.kernel.reference(*one, *options), *inputs)[1]
-        return [_apart(one) for one, want in zip(slopes(gradient), wanted, strict=True) if want]
+        found = slopes(tuple(gradient) if isinstance(gradient, list) else gradient)
+        return [_apart(one) for one, want in zip(found, wanted, strict=True) if want]
 
     def _served(self, inputs: list[Tensor]) -> bool:
         """Whether the kernel runs here: a graph may have been made where there was a library."""
@@ -91,16 +95,17 @@ class Operator:
             return False
         return True
 
-    def _fake_backward(self, gradient: Tensor, *given: Any) -> list[Tensor]:
+    def _fake_backward(self, gradient: Tensor | list[Tensor], *given: Any) -> list[Tensor]:
         *given, wanted = given  # type: ignore[assignment]
         inputs, _ = self._flat(given)
         return [one.new_empty(one.shape) for one, want in zip(inputs, wanted, strict=True) if want]
 
-    def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def _keep(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         flat, ctx.options = self._flat(inputs)
         ctx.save_for_backward(*flat)
 
-    def _differentiated(self, ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def _differentiated(self, ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        gradient = list(gradients) if len(gradients) > 1 else gradients[0]
         inputs, options, kernel = ctx.saved_tensors, ctx.options, self.kernel
         wanted = self._flat(ctx.needs_input_grad)[0]
         found: Sequence[Tensor | None]

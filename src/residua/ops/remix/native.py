@@ -36,8 +36,8 @@ def remix(weights: Tensor, H: Tensor, *, onto: Tensor | None = None, read: Tenso
 
 
 def _read_remix(read: Tensor, weights: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in one pass where numbers are wanted at once; to a compiler, two mixtures."""
-    if watched() or only_torch(read, weights, H) or H.dtype == torch.float16 or not H.numel():
+    """Both in one pass; what has no kernel, as two mixtures."""
+    if only_torch(read, weights, H) or H.dtype == torch.float16:
         return remix(read[..., None], H).squeeze(-2), remix(weights, H)
     return READ((_checked(read[..., None], H).squeeze(-1), _checked(weights, H), H))
 
@@ -109,6 +109,8 @@ def _backward_onto(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: T
 
 def _forward_read(read: Tensor, weights: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
     x, out = torch.empty((*H.shape[:2], H.shape[3]), dtype=H.dtype), torch.empty(_shape(weights, H), dtype=H.dtype)
+    if not H.numel():
+        return x.zero_(), out.zero_()
     read, weights, H = _in_turn(read), _in_turn(weights), dense(H)
     call(
         "residua_read_remix", H.dtype, H.numel() * (1 + weights.shape[-1]), (H, read, weights, x, out),
@@ -124,6 +126,8 @@ def _backward_read(
     g_x, g = (dense(one, H.dtype) for one in gradients)
     room = _room(weights)
     found = [*empties((read,), wanted[:1]), room if wanted[1] else None, *empties((H,), wanted[2:])]
+    if not H.numel():
+        return [None if one is None else one.zero_() for one in found]
     read, weights, H = _in_turn(read), _in_turn(weights), dense(H)
     call(
         "residua_read_remix_backward", H.dtype, 2 * H.numel() * (1 + weights.shape[-1]),
@@ -156,4 +160,10 @@ REMIX = Operator(
 ONTO = Kernel(
     _forward_onto, _backward_onto, lambda weights, H, onto: reference.remix(weights, H, onto=onto)
 )  # to a compiler, an addition
-READ = Kernel(_forward_read, _backward_read, lambda read, weights, H: reference.remix(weights, H, read=read))
+READ = Operator(
+    "read_remix",
+    "Tensor read, Tensor weights, Tensor H",
+    Kernel(_forward_read, _backward_read, lambda read, weights, H: reference.remix(weights, H, read=read)),
+    fake=lambda read, weights, H: (H.new_empty(*H.shape[:2], H.shape[3]), H.new_empty(_shape(weights, H))),
+    results=2,
+)
