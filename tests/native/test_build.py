@@ -211,8 +211,8 @@ def test_import_neither_compiles_nor_loads_the_library(tmp_path):
 
 def test_instructions_are_named_or_refused(monkeypatch):
     chosen = library.status()["instructions"]
-    assert chosen in library.runnable()
-    assert chosen != "avx512"
+    *_, most = library.runnable()
+    assert chosen == {"avx512": "avx2+avx512"}.get(most, most)  # the rule of dispatch.c
     with pytest.raises(ValueError, match="choose portable, avx2, avx512"), library.instructions("sse9"):
         pass
     with library.instructions("portable"):
