@@ -53,7 +53,7 @@ def test_ops_are_measured_and_recorded(tmp_path):
     [
         (("stack", "--depth", "2", "--depth", "3", "--width", "16", "--tokens", "8"), "stack", {"types"}),
         (("profile", "--depth", "2", "--width", "16", "--tokens", "8"), "profile", {"forms", "bytes_per_second"}),
-        (("memory", "--depth", "2", "--depth", "3", "--width", "8", "-d", "delta:blocks=4"), "memory", {"ratios"}),
+        (("memory", "--depth", "2", "--depth", "3", "--width", "8", "-d", "delta:blocks=4"), "memory", {"lengths"}),
         (("decode", "--depth", "1", "--width", "64", "-d", "delta"), "decode", {"read", "ring", "model", "converted"}),
         (
             ("model", "--depth", "1", "--width", "16", "--tokens", "8", "-d", "delta", "--pairs", "5"),

@@ -126,7 +126,9 @@ def command(
             design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 10.0,
             pairs=pairs, attempts=attempts, tell=tell,
         ),
-        "memory": lambda: memory.measure(design, depth or list(DEPTHS), width=width or 256, tokens=tokens or 128),
+        "memory": lambda: memory.measure(
+            design, depth or list(DEPTHS), width=width or 256, lengths=(tokens,) if tokens else memory.LENGTHS
+        ),
         "decode": lambda: decode.measure(design, depth=first or 12, width=width or 768, seconds=seconds or 15.0),
         "plain": lambda: _plain(shape, tokens, seconds or 6.0, quick),
         "compiled": lambda: compiled_steps.measure(

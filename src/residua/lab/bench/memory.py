@@ -15,14 +15,21 @@ SHALLOW = 4
 """Blocks of the first model: enough for a design that groups sublayers."""
 
 
-def measure(designs: Sequence[str], depths: Sequence[int], *, width: int, tokens: int) -> Measured:
+LENGTHS = (128, 1024)
+"""Tokens: of few, the weights' gradients are most of a step's memory, and reads are made one by one; of many, the
+activations are, and reads share passes."""
+
+
+def measure(designs: Sequence[str], depths: Sequence[int], *, width: int, lengths: Sequence[int]) -> Measured:
     """Each design at each depth in a process of its own, whose allocator returns what is freed."""
+    found = {str(tokens): _of_length(designs, depths, width, tokens) for tokens in lengths}
+    return {"width": width, "depths": list(depths), "lengths": found}
+
+
+def _of_length(designs: Sequence[str], depths: Sequence[int], width: int, tokens: int) -> Measured:
     names = dict.fromkeys((STANDARD, *designs))
     peaks = {name: [_in_process(name, depth, width, tokens) for depth in depths] for name in names}
     return {
-        "width": width,
-        "tokens": tokens,
-        "depths": list(depths),
         "bytes": peaks,
         "ratios": {
             name: [mine / base for mine, base in zip(found, peaks[STANDARD], strict=True)]

@@ -144,13 +144,13 @@ def _served(found: Measured) -> str:
 
 def _memory(measured: Measured) -> Sheet:
     rows = [
-        [name, *(f"{one / 2**20:.1f}" if name == "standard" else f"{ratio:.2f}x" for one, ratio in zip(
-            found, measured["ratios"].get(name, found), strict=True)), f"L^{measured['growth'][name]:.2f}"
-         if measured["growth"] else "-"]
-        for name, found in measured["bytes"].items()
+        [name, tokens, *(f"{one / 2**20:.1f}" if name == "standard" else f"{ratio:.2f}x" for one, ratio in zip(
+            found, of["ratios"].get(name, found), strict=True)), f"L^{of['growth'][name]:.2f}" if of["growth"] else "-"]
+        for tokens, of in measured["lengths"].items()
+        for name, found in of["bytes"].items()
     ]  # fmt: skip
-    columns = ["design", *(f"{depth} blocks" for depth in measured["depths"]), "growth"]
-    title = f"Peak memory of a training step (standard in MiB, others over it), {measured['tokens']} tokens"
+    columns = ["design", "tokens", *(f"{depth} blocks" for depth in measured["depths"]), "growth"]
+    title = "Peak memory of a training step (standard in MiB, others over it)"
     return Sheet(title, columns, rows, ["Resident high-water above model and inputs, one process each."])
 
 
