@@ -16,6 +16,7 @@ from torch import Tensor
 from residua.counting.rules import RULES, Call, Kept, Rule, Unseen, attention, tensors
 from residua.counting.walk import Walk
 from residua.ops import _backend
+from residua.ops.norm import accumulator
 
 
 class Bill(NamedTuple):
@@ -29,6 +30,8 @@ class Bill(NamedTuple):
     """The inputs that the backward pass reads again."""
     scalars: int = 0
     """Numbers a kernel keeps beside them: weights, norms, log-sums."""
+    first: tuple[int, ...] | None = None
+    """The shape of a result before that one, where there are two."""
 
 
 def _attend(query: Tensor, sources: tuple[Tensor, ...], *, heads: int = 1, **_: object) -> Bill:
@@ -54,9 +57,25 @@ def _mix(weights: Tensor, sources: tuple[Tensor, ...], **_: object) -> Bill:
     return Bill(sources[0], (*lanes, *sources[0].shape), flops, (weights, *sources))
 
 
-def _remix(weights: Tensor, H: Tensor, **_: object) -> Bill:
-    made = weights.shape[-1]
-    return Bill(H, (*H.shape[:2], made, H.shape[-1]), 2.0 * H.numel() * made, (weights, H))
+def _remix(weights: Tensor, H: Tensor, *, read: Tensor | None = None, **_: object) -> Bill:
+    """2 a number of a stream and mixture, of which a read is one more."""
+    made, (rows, tokens, _streams, width) = weights.shape[-1], H.shape
+    shape, flops = (rows, tokens, made, width), 2.0 * H.numel() * made
+    if read is None:
+        return Bill(H, shape, flops, (weights, H))
+    return Bill(H, shape, flops + 2 * H.numel(), (read, weights, H), first=(rows, tokens, width))
+
+
+def _normed_project(x: Tensor, weight: Tensor, bias: Tensor, **_: object) -> Bill:
+    """The norm: 4 a number; the product."""
+    columns = len(bias)
+    flops = x.numel() * (4.0 + 2 * columns)
+    wide = x.new_empty(0, dtype=accumulator(x.dtype))
+    return Bill(wide, (*x.shape[:-1], columns), flops, (x, weight), 2 * x.numel() // x.shape[-1])
+
+
+def _compress(weights: Tensor, X: Tensor, **_: object) -> Bill:
+    return Bill(X, (*X.shape[:-2], X.shape[-1]), 2.0 * X.numel(), (weights, X))
 
 
 def _delta_write(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, **_: object) -> Bill:
@@ -103,6 +122,8 @@ OPS: dict[str, Callable[..., Bill]] = {
     "attend_qkv": _attend_qkv,
     "mix": _mix,
     "remix": _remix,
+    "normed_project": _normed_project,
+    "compress": _compress,
     "delta_write": _delta_write,
     "shortconv": _shortconv,
     "sinkhorn": _sinkhorn,
@@ -134,13 +155,14 @@ def _visible(call: Call) -> float:
     return attention(call, q.numel() / q.shape[-1] / queries * seen)
 
 
-def _kernel(walk: Walk, op: str, price: Callable[..., Bill]) -> Callable[..., Tensor]:
-    def run(*args: Any, **kwargs: Any) -> Tensor:
+def _kernel(walk: Walk, op: str, price: Callable[..., Bill]) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
+    def run(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
         with walk.paused():
             bill, inputs = price(*args, **kwargs), tensors((args, tuple(kwargs.values())))
             learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-            out = bill.like.new_empty(bill.shape).requires_grad_(learns)
-            own = (out,) if op == "window_attend" else ()  # attention starts its backward pass from its result
+            last = bill.like.new_empty(bill.shape).requires_grad_(learns)
+            out = last if bill.first is None else (bill.like.new_empty(bill.first).requires_grad_(learns), last)
+            own = (last,) if op == "window_attend" else ()  # attention starts its backward pass from its result
             kept: Kept = [*bill.keeps, *own, Unseen(4 * bill.scalars)]
             walk.price(Call(op, args, kwargs, out), Rule(lambda call: bill.flops, lambda call: kept))
         return out
