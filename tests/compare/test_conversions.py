@@ -205,10 +205,10 @@ def test_the_shipped_recipe_is_what_it_says_and_costs_what_is_foreseen(tmp_path)
     assert is_conversion(recipe)
     assert not is_conversion(find_plan(running.Path("demo")))
     found = foreseen(read_conversion(recipe))
-    assert {row["tuning_runs"] for row in found["rows"]} == {5}
+    assert {row["tuning_runs"] for row in found["rows"]} == {7}
     assert "5 rows, each run 500 steps, 1,024,000 tokens" in in_lines(found)
     text = CliRunner().invoke(app, ["compare", "--plan", str(recipe), "--out", str(tmp_path / "x"), "--dry-run"])
-    assert text.output.startswith("pretraining: 9000 steps, 18,432,000 tokens\n")
+    assert text.output.startswith("pretraining: 12000 steps, 24,576,000 tokens\n")
     assert not (tmp_path / "x").exists()
 
 
