@@ -95,6 +95,7 @@ def test_caught_faults_are_success(clone):
     assert mutants(clone, "--only", "quadruple").returncode == 1
 
 
+@pytest.mark.slow
 def test_recorded_verdicts_stand_until_the_fault_or_its_file_changes(clone):
     write(clone, KILLED, MISSED)
     assert mutants(clone, "--record", "verdicts.json").returncode == 1
