@@ -74,7 +74,8 @@ def compile_to(target: Path, command: list[str], flags: tuple[str, ...] = ()) ->
     mark, usual = f'-DRESIDUA_FINGERPRINT="{fingerprint()}"', flags_of(version(command))
     # beside the target: a rename is atomic only inside one file system
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as folder:
-        files = [file for file in sources() if file.suffix == ".c"]
+        # the large first: a long one that begins last would be waited for alone
+        files = sorted((file for file in sources() if file.suffix == ".c"), key=lambda file: -file.stat().st_size)
         objects = [str(Path(folder, file.stem + ".o")) for file in files]
         jobs = [
             [*command, *usual, *WARNINGS, mark, *flags, "-c", "-o", made, str(file)]
