@@ -278,18 +278,24 @@ def test_what_is_found_is_said():
 def test_layers_of_one_kind_are_widened_once_and_each_is_proved(monkeypatch):
     from residua.hf import find as finding
 
-    wide, most = [], []
+    wide, maps = [], []
     model = base("granite", num_hidden_layers=4).to(torch.bfloat16)
 
+    def named():
+        return [name for name, each in model.named_parameters() if each.dtype == torch.float32]
+
     def counted(block, layer, *rest):
-        wide.append({each.dtype for each in layer.parameters()} == {torch.float32})
-        most.append(sum(each.dtype == torch.float32 for each in model.parameters()))
+        wide.append(sorted(named()))
         return same(block, layer, *rest)
 
     monkeypatch.setattr(finding, "same", counted)
+    for each in model.modules():
+        if isinstance(each, torch.nn.Linear):
+            each.register_forward_hook(lambda *_: maps.append(len([name for name in named() if "proj" in name])))
     assert find(model) == ANATOMY["granite"].of(model.config)
-    assert wide == [True, False, False, False] * 3  # padded, whole, and a token after it
-    assert max(most) == sum(1 for _ in model.model.layers[0].parameters())  # one layer at a time
+    norms = [f"model.layers.0.{name}_layernorm.weight" for name in ("input", "post_attention")]
+    assert wide == [norms, [], [], []] * 3  # padded, whole, and a token after it
+    assert max(maps) == 1  # one linear map of the layer at a time
 
 
 def test_layer_that_differs_by_its_number_alone_is_read_by_itself():

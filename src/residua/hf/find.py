@@ -5,9 +5,10 @@
     3. the sites are run in its place, on a prompt and on a token after it: the same states, or the next reading is
        tried, or the model is refused (`proof.py`)
 
-The first layer of every kind is read and proved in float32, one at a time, and nothing else is allocated but a few
-tokens' states. A layer of a known kind, with the same modules, sizes and settings, is proved in its own precision: what
-was found for the kind gives its own output to the last bit, or it is read in float32 as if it were the first.
+The first layer of every kind is read and proved in float32 (`widened.py`), one at a time, and nothing else is allocated
+but a few tokens' states. A layer of a known kind, with the same modules, sizes and settings, is proved in its own
+precision: what was found for the kind gives its own output to the last bit, or it is read in float32 as if it were the
+first.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from residua.hf.projections import projections
 from residua.hf.proof import Proof, same
 from residua.hf.released.rows import ROWS as RELEASED
 from residua.hf.trace import Trace, Unnamed, trace
+from residua.hf.widened import HALVES, widened
 
 ROWS, TOKENS = 2, 6
-HALVES = (torch.float16, torch.bfloat16)
 REFUSALS = (
     ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NameError, RuntimeError, TypeError,
     ValueError,
@@ -215,8 +216,8 @@ def _watch_all(backbone: Model, layers: nn.ModuleList, name: str) -> list[Found]
         each = found[place]
         if each.known and _as_it_is(each.block, layer, forward, args, kwargs):
             return
-        with _float(layer):
-            state, keywords = _handed(forward, args, kwargs)
+        state, keywords = _handed(forward, args, kwargs)
+        with widened(layer, lambda: forward(state.clone(), **copy.deepcopy(keywords))):
             proof = same(each.block, layer, forward, state, keywords)
             if not proof.holds:
                 raise NotFound(proof.error(name, place, each.block))
@@ -268,19 +269,6 @@ def _instead(layers: nn.ModuleList, name: str, run: Argument) -> Iterator[None]:
 
             layer.forward = looked_at
             stack.callback(layer.__dict__.pop, "forward")
-        yield
-
-
-@contextmanager
-def _float(layer: nn.Module) -> Iterator[None]:
-    """The layer in float32, and as it was afterwards."""
-    from residua.hf.identity import in_float32
-
-    half = any(each.dtype in HALVES for each in layer.parameters())
-    if not half:
-        yield
-        return
-    with in_float32(layer):
         yield
 
 
@@ -336,8 +324,8 @@ def _read(
     name: str, config: Argument,
 ) -> Found:  # fmt: skip
     """The first reading of a layer that holds."""
-    with _float(layer):
-        state, keywords = _handed(forward, args, kwargs)
+    state, keywords = _handed(forward, args, kwargs)
+    with widened(layer, lambda: forward(state.clone(), **copy.deepcopy(keywords))):
         seen, _ = trace(layer, forward, state, copy.deepcopy(keywords))
         cache = next((key for key, each in keywords.items() if _is_cache(each)), None)
         named = tuple(list(inspect.signature(forward).parameters)[1:])

@@ -5,7 +5,7 @@ The check runs in float32 whatever the model's precision, so that rounding canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,20 +34,21 @@ def batches(model: Model, tokenizer: Tokenizer = None) -> dict[str, Tensor]:
 
 
 @contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
+def in_float32(model: nn.Module, apart: Sequence[nn.Module] = ()) -> Iterator[None]:
     """The model in float32 (float64, if anything of it is) and evaluation mode, and as it was afterwards: widening and
-    narrowing lose nothing.
+    narrowing lose nothing. The parameters of the modules `apart` stay as they are.
 
     The largest parameters are widened first and narrowed last: each is there twice for a moment, while there is room.
     """
-    before = {name: each.dtype for name, each in model.named_parameters()}
+    left = {each for module in apart for each in module.parameters()}
+    before = {name: each.dtype for name, each in model.named_parameters() if each not in left}
     buffers = {name: each.dtype for name, each in model.named_buffers()}
     training = [(module, module.training) for module in model.modules()]
     wide = torch.float64 if torch.float64 in before.values() else torch.float32
-    for each in sorted(model.parameters(), key=lambda each: -each.numel()):
-        if each.is_floating_point():
+    for each in sorted((*model.parameters(), *model.buffers()), key=lambda each: -each.numel()):
+        if each.is_floating_point() and each not in left:
             each.data = each.data.to(wide)
-    model.to(wide).eval()
+    model.eval()
     try:
         yield
     finally:
