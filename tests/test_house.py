@@ -165,6 +165,7 @@ class Leaky(Stream[Tensor]):
 '''
 
 
+@pytest.mark.slow
 def test_new_design_is_one_file_and_one_import(tmp_path, monkeypatch):
     """A toy design in one file, imported in one line, obeys every law, is listed, and is covered by its cases."""
     (tmp_path / "leaky_design.py").write_text(TOY)

@@ -69,6 +69,7 @@ def mutants(clone, *arguments):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_verdict_is_told_and_the_rest_goes_on(clone):
     write(clone, MISSED, GONE, TWICE, UNTESTED, UNREADABLE, KILLED)
     done = mutants(clone, "--jobs", "2", "--json")
@@ -87,6 +88,7 @@ def test_every_verdict_is_told_and_the_rest_goes_on(clone):
     assert not list((clone / "tmp").iterdir())
 
 
+@pytest.mark.slow
 def test_caught_faults_are_success(clone):
     write(clone, KILLED, MISSED)
     done = mutants(clone, "--only", "doub")
@@ -109,6 +111,7 @@ def test_recorded_verdicts_stand_until_the_fault_or_its_file_changes(clone):
     assert "caught   double" in mutants(clone, "--record", "verdicts.json").stdout
 
 
+@pytest.mark.slow
 def test_test_that_fails_by_itself_catches_nothing(clone):
     (clone / "tests" / "test_toy.py").write_text(TEST.replace("== 4", "== 5"))
     write(clone, KILLED)

@@ -23,6 +23,7 @@ def test_forms_agree_on_output_and_weight_gradients(op):
         assert error(gradient[form], mine) < 1e-5, form
 
 
+@pytest.mark.slow
 def test_compiled_form_agrees():
     (case,) = cases("attend", ["16x32"], [2], torch.float32, compile=True)
     assert error(case.forms["compiled"](), case.forms[OURS]()) < 1e-5

@@ -91,6 +91,7 @@ def files(folder):
     return {path.name: path.read_bytes() for path in found if path.is_file()}
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_made_again_byte_for_byte_without_training(place, again, monkeypatch):
     """Nothing is trained and no corpus is made; a plan of ten runs takes seconds."""
     folder, pool = again

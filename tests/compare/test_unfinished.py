@@ -243,6 +243,7 @@ def command(out, *flags):
     return CliRunner().invoke(app, ["compare", "--plan", "plan.toml", "--out", out, "--records", "kept", *flags])
 
 
+@pytest.mark.slow
 def test_command_that_runs_out_of_time_says_so_and_its_records_give_a_table(place, tmp_path, monkeypatch):
     """Two tuning runs and a pass and a half are made; the table of them trains nothing and comes out the same twice."""
     held = deadline_after(1.0)

@@ -99,6 +99,7 @@ def test_near_groups_are_transitive_and_named_by_their_first():
     assert groups([other, *chain]).tolist() == [0] + [1] * len(chain)
 
 
+@pytest.mark.slow
 def test_near_is_fast_on_the_standard_library():
     found = source("pycode")
     documents = list(found.documents(Tally()))

@@ -106,6 +106,7 @@ def test_gradients_of_an_operator_can_be_differentiated(name):
     assert torch.autograd.gradgradcheck(run, tensors, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["attnres", "delta:blocks=2"])
 def test_compiled_model_shares_passes_over_sources(spec):
     """Groups of reads are operators too: as many kernels run as in eager code, and give the same."""

@@ -124,6 +124,7 @@ def test_sinkhorn_no_tokens():
     assert ops.sinkhorn(draw(2, 0, 4, 4)).shape == (2, 0, 4, 4)
 
 
+@pytest.mark.slow
 def test_sinkhorn_is_one_node_of_a_compiled_model():
     """Unrolled, its rounds and their gradients at every site kept compilers busy for minutes. Graphs of a small mhc,
     forward and backward, stay below twice those of the design without it."""

@@ -125,6 +125,7 @@ def test_dry_run_plans_shards_and_stages_without_torchrun(invoke, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_longest_commands_of_the_docs_are_planned_here(tmp_path):
     """A model of 7 billion parameters on eight devices, and a corpus that nobody fetches."""
     big = ("--design", "delta:blocks=8", "--size", "7.6B", "--parallel", "pp=4,fsdp=2", "--schedule", "interleaved")
@@ -204,6 +205,7 @@ def test_divergence_is_exit_code_1_and_names_the_site(invoke, tmp_path):
     assert "site" in failed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_to_the_command_saves_says_so_and_gives_its_exit_code(corpus, tmp_path, number):
     arguments = ["--corpus", f"dir:{corpus / 'text'}", *SMALL, "--steps", "100000", "--out", str(tmp_path / "run")]
