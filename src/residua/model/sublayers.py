@@ -179,6 +179,7 @@ class Attention(Heads, kind="attn"):
         return super().mixed(q, k, v, context)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor:
+        """With places, or with a cache, which encoders refuse: without either `mixed` has called the op."""
         before, here = 0, None if context.places is None else context.apart(FULL)
         keys = here
         if context.cache is not None:
@@ -188,11 +189,10 @@ class Attention(Heads, kind="attn"):
         if here is not None and keys is not None:
             seen = window_mask(here, keys, window=FULL, mode="sliding", causal=context.causal)[:, None]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-        whole = context.causal and not before
         mask = None
-        if context.causal and not whole and q.shape[2] > 1:
+        if before and q.shape[2] > 1:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(before)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=whole, enable_gqa=True)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=not before, enable_gqa=True)
 
     def span(self, tokens: int) -> float:
         return (tokens + 1) / 2
