@@ -39,13 +39,15 @@ def forward(
     *,
     layers,
     layout,
-    prepost="none",
+    prepost="auto",
     window=None,
     dilation=1,
     period=1,
     hidden="paper",
 ) -> Tensor:
     """The head's normalised input."""
+    if prepost == "auto":
+        prepost = "all" if layers >= 24 else "none"
     if prepost not in ("none", "all", "r"):
         raise ValueError(f"prepost={prepost!r}")
     if hidden not in ("paper", "released"):

@@ -71,6 +71,15 @@ def test_mudd_prepost_by_hand(prepost, expected, by):
         assert close(lane, one, 1e-6)  # eps = 1e-6 in each of the norms
 
 
+@pytest.mark.parametrize(("depth", "same"), [(23, "none"), (24, "all")])
+def test_mudd_has_its_norms_by_default_where_it_is_deep(depth, same):
+    """auto is the design that trains: from 24 blocks on that is the one with norms."""
+    auto, named = (residua.build(spec, Plan.regular(2, depth)) for spec in ("mudd", f"mudd:prepost={same}"))
+    assert auto.prepost == named.prepost == (same == "all")
+    shapes = [{name: each.shape for name, each in one.named_parameters()} for one in (auto, named)]
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("prepost", ["all", "r"])
 def test_mudd_prepost_forgets_the_scale_of_a_source(prepost, by):
@@ -279,7 +288,7 @@ def test_mudd_hidden_width(hidden, site, width):
 def test_mudd_parameter_share_of_the_model(d, depth, hidden, percent):
     """Of 12 d^2 a block. The paper's 0.23 is the estimate (L+3)/6d; unrounded, the count itself is 0.235."""
     with torch.device("meta"):
-        stream = residua.build(f"mudd:hidden={hidden}", Plan.regular(d, depth))
+        stream = residua.build(f"mudd:prepost=none,hidden={hidden}", Plan.regular(d, depth))
     count = sum(p.numel() for p in stream.parameters())
     assert f"{100 * count / (12 * d * d * depth):.2f}" == percent
     if hidden == "paper":
@@ -334,7 +343,7 @@ def test_mudd_decodes_token_by_token():
         ("mudd:dilation=0", ValueError, "dilation must be at least 1"),
         ("mudd:period=-1", ValueError, "period must be at least 1"),
         ("mudd:window=1.5", ValueError, "window takes whole number"),
-        ("mudd:prepost=true", ValueError, "prepost takes none|all|r"),
+        ("mudd:prepost=true", ValueError, "prepost takes auto|none|all|r"),
         ("mudd:hidden=64", ValueError, "hidden takes paper|released"),
         ("mudd:pre_post=r", TypeError, "did you mean 'prepost'"),
         ("mudd:lanes=one", TypeError, "options: prepost, window, dilation, period, hidden"),

@@ -19,6 +19,9 @@ from residua.streams._parts import Part, constant, normal, positive, recent
 EPS = 1e-6
 """Of the norms: the post-norm's slope at zero, its gain 1e-3 over sqrt(EPS), is then exactly 1."""
 
+DEEP = 24
+"""Blocks from which `prepost=auto` is `all`: without these norms training breaks there (results/mudd-depth)."""
+
 
 class Dynamic(Part):
     """A = gelu(rmsnorm(x) W1) W2 + a: the weights of C mixtures over n sources, for every token."""
@@ -61,8 +64,9 @@ class MUDD(DenseStream):
     has two mixtures, x and r; the head has one, with a hidden layer four times as wide.
 
     prepost    PrePostDANorm for deep, narrow models: sources are RMS-normalised, and x^c = x_i + post(sum), post a
-               norm with gain from 1e-3. `all` is the paper; `r`, as in the released code, norms that lane alone.
-               (a then starts at 0; the norm of the sources has no gain.)
+               norm with gain from 1e-3. `all` is the paper; `r`, as in the released code, norms that lane alone;
+               `auto` is `all` from 24 blocks on and `none` below. (a then starts at 0; the norm of the sources has
+               no gain.)
     window     keep the embedding and the states of the last `window` blocks (the paper's SWn).
     dilation, period   as in DenseFormer: every k-th source, after every p-th block; a window then counts those.
     hidden     paper: lanes x sources; released: that, rounded up past the next multiple of 64.
@@ -83,7 +87,7 @@ class MUDD(DenseStream):
         self,
         plan: Plan,
         *,
-        prepost: Literal["none", "all", "r"] = "none",
+        prepost: Literal["auto", "none", "all", "r"] = "auto",
         window: int | None = None,
         dilation: int = 1,
         period: int = 1,
@@ -91,7 +95,8 @@ class MUDD(DenseStream):
     ) -> None:
         super().__init__(plan)
         positive(self.name, dilation=dilation, period=period, window=1 if window is None else window)
-        self.prepost, self.window, self.dilation, self.period = prepost != "none", window, dilation, period
+        normed = ("all" if plan.depth >= DEEP else "none") if prepost == "auto" else prepost
+        self.prepost, self.window, self.dilation, self.period = normed != "none", window, dilation, period
 
         def make(site: Site) -> Dynamic | None:
             count = len(self.sources(site))
@@ -99,7 +104,7 @@ class MUDD(DenseStream):
                 return None
             lanes = 1 if site.kind == "head" else site.lanes + 1
             wide = 4 * count if site.kind == "head" else lanes * count
-            return Dynamic(plan.width, lanes, count, wide if hidden == "paper" else (wide // 64 + 1) * 64, prepost)
+            return Dynamic(plan.width, lanes, count, wide if hidden == "paper" else (wide // 64 + 1) * 64, normed)
 
         self.each(make)
 
