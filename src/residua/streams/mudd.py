@@ -79,7 +79,7 @@ class MUDD(DenseStream):
         "prepost=r",
         "window=1",
         "dilation=2,period=2",
-        "hidden=released",
+        "prepost=none,hidden=released",
         "window=2,dilation=2,prepost=r",
     )
 
