@@ -39,7 +39,7 @@ def command(
         [],
         "--design",
         "-d",
-        help="model, memory, decode, compiled: design; repeatable. By default every design; "
+        help="model, memory, decode, compiled, profile: design; repeatable. By default every design; "
         "memory, decode: some with block and full reads, and ddl.",
     ),
     depth: list[int] = typer.Option([], "--depth", help="Number of blocks; repeatable for stack and memory."),
@@ -104,12 +104,17 @@ def command(
     import residua
     from residua.lab.bench import compiled as compiled_steps
     from residua.lab.bench import decode, memory, model, profile, stack
+    from residua.lab.bench.targets import STEPS
 
     torch.set_num_threads(threads)
     cores = [] if as_is or compile_only else regime.pin(threads)
     first = depth[0] if depth else None
     standard, *others = residua.names()
-    every = {"compiled": [standard, *others], "model": list(dict.fromkeys((*DESIGNS, "attnres", *others)))}
+    every = {
+        "compiled": [standard, *others],
+        "model": list(dict.fromkeys((*DESIGNS, "attnres", *others))),
+        "profile": list(STEPS),
+    }
     design = design or every.get(kind, list(DESIGNS))
     shaped = {"depth": first or 2, "width": width or 256, "rows": rows, "tokens": tokens or 256}
     if compile_only:
@@ -121,7 +126,11 @@ def command(
     run: dict[str, Callable[[], Values]] = {
         "ops": lambda: _ops(op, shape, count, dtype, compiled, seconds or 2.0),
         "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 8.0),
-        "profile": lambda: profile.measure(first or 48, width or 256, tokens or 512),
+        "profile": lambda: profile.measure(
+            first or 48, width or 256, tokens or 512, design,
+            {"depth": min(first or 12, 12), "width": width or 256, "rows": rows, "tokens": min(tokens or 256, 256)},
+            seconds or 6.0,
+        ),
         "model": lambda: model.measure(
             design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 10.0,
             pairs=pairs, attempts=attempts, tell=tell,

@@ -1,30 +1,38 @@
 """Where the time goes: the parts of what is timed elsewhere as a whole, each beside what bounds it.
 
-Calls of the depth read in C are timed one by one, and torch's own operations by its profiler; what neither explains is
-Python, autograd and the allocator. A call's arithmetic and its least traffic follow from its arguments; the bounds are
-the rates of a matrix product and of a plain sum in the same process.
+Calls of the kernels in C are timed one by one, and torch's own operations by its profiler; what neither explains is
+Python, autograd and the allocator. Of a depth read, arithmetic and least traffic follow from its arguments; the bounds
+are the rates of a matrix product and of a plain sum in the same process. Of a training step, each part stands beside
+the same part of `standard`: the difference is what the design adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from residua.lab.bench import stack
+from residua.lab.bench import model, stack
 from residua.lab.bench.cases import OURS, attend
 from residua.lab.bench.device import now
-from residua.lab.bench.timing import Form, Measured
-from residua.native.library import TYPES, library
+from residua.lab.bench.timing import STANDARD, Form, Measured, interleave
+from residua.native.library import TYPES, counted, library
 
 BOUNDS = 9
 """Repetitions of a matrix product and a sum, of which the fastest counts."""
 
 
-def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> Measured:
-    """The reads of a deep stack, and single reads whose bars are about the smallest and the largest."""
+REST = "Python, autograd, allocator"
+READS = {"residua_attend": "forward", "residua_attend_gradient": "backward"}
+
+
+def measure(
+    depth: int, width: int, tokens: int, designs: Sequence[str], step: Measured, seconds: float, repeats: int = 5
+) -> Measured:
+    """The reads of a deep stack, single reads whose bars are about the smallest and the largest, and what training
+    steps of some designs, of the shape `step`, take more than that of `standard`."""
     named = {}
     for dtype in stack.TYPES:
         told = f"all reads of {depth} blocks, full delta, {tokens}x{width} {str(dtype).removeprefix('torch.')}"
@@ -37,17 +45,43 @@ def measure(depth: int, width: int, tokens: int, repeats: int = 5) -> Measured:
         "multiplies_per_second": side**3 / min(_seconds(lambda: a @ b) for _ in range(BOUNDS)),
         "bytes_per_second": numbers.nbytes / min(_seconds(numbers.sum) for _ in range(BOUNDS)),
         "forms": [{"what": what, **_parts(form, repeats)} for what, form in named.items()],
+        "step": step,
+        "added": _added(designs, step, seconds, repeats),
     }
+
+
+def _added(designs: Sequence[str], step: Measured, seconds: float, repeats: int) -> list[Measured]:
+    """For every design what its training step takes above that of `standard`, in all (interleaved with it) and by part,
+    the largest first."""
+    plain = model.step(STANDARD, **step)
+    known = _by_part(plain, repeats)
+    found = []
+    for design in designs:
+        form = model.step(design, **step)
+        timing = interleave({STANDARD: plain, design: form}, controlled=STANDARD, seconds=seconds, least=repeats)
+        of = timing.typical(STANDARD)
+        added = of * (timing.ratio(STANDARD, design, STANDARD).value - 1)
+        mine = _by_part(form, repeats)
+        more = {name: mine.get(name, 0.0) - known.get(name, 0.0) for name in {**mine, **known}}
+        more[REST] = added - sum(more.values())
+        parts = [{"part": name, "seconds": more[name]} for name in sorted(more, key=lambda name: -more[name])]
+        found.append({"design": design, "seconds": added, "of": of, "parts": parts})
+    return found
+
+
+def _by_part(form: Form, repeats: int) -> dict[str, float]:
+    return {part["part"]: part["seconds"] for part in _parts(form, repeats)["parts"] if part["part"] != REST}
 
 
 def _parts(form: Form, repeats: int) -> Measured:
     """Seconds of the whole, then of its parts in runs of their own: watching costs something."""
-    form()
+    with counted() as names:
+        form()
     whole = min(_seconds(form) for _ in range(repeats))
     calls: dict[str, list[dict[str, float]]] = {}
     for _ in range(repeats):
         seen: dict[str, dict[str, float]] = {}
-        with _watched(seen):
+        with _watched(names, seen):
             form()
         for part, found in seen.items():
             calls.setdefault(part, []).append(found)
@@ -56,7 +90,7 @@ def _parts(form: Form, repeats: int) -> Measured:
     ]
     parts += [{"part": f"torch: {name}", **found} for name, found in _operations(form, repeats).items()]
     rest = whole - sum(part["seconds"] for part in parts)
-    return {"seconds": whole, "parts": [*parts, {"part": "Python, autograd, allocator", "seconds": max(rest, 0.0)}]}
+    return {"seconds": whole, "parts": [*parts, {"part": REST, "seconds": max(rest, 0.0)}]}
 
 
 def _seconds(form: Form) -> float:
@@ -66,21 +100,20 @@ def _seconds(form: Form) -> float:
 
 
 @contextmanager
-def _watched(seen: dict[str, dict[str, float]]) -> Iterator[None]:
-    """Adds up the calls of the depth read inside a `with`, by kind."""
+def _watched(names: Iterable[str], seen: dict[str, dict[str, float]]) -> Iterator[None]:
+    """Adds up the calls of kernels inside a `with`: depth reads by kind, with their cost, the others by name."""
     lib = library()
-    names = {"residua_attend": "forward", "residua_attend_gradient": "backward"}
     before = {name: getattr(lib, name) for name in names}
 
-    def watch(run: Callable[..., int], phase: str) -> Callable[..., int]:
+    def watch(name: str) -> Callable[..., int]:
+        run = before[name]
+
         def watched(*arguments: Any) -> int:
             began = now()
             answer = run(*arguments)
-            took = now() - began
-            kind = "read" if arguments[6] == 1 and not arguments[13] else "merge" if arguments[13] else "group of reads"
-            found = seen.setdefault(f"{kind}, {phase}", {"seconds": 0.0, "calls": 0, "multiplies": 0, "bytes": 0})
-            multiplies, moved = _cost(phase, *arguments[:7])
-            for key, value in (("seconds", took), ("calls", 1), ("multiplies", multiplies), ("bytes", moved)):
+            what, cost = _called(name, arguments)
+            found = seen.setdefault(what, {"seconds": 0.0, "calls": 0, **dict.fromkeys(cost, 0)})
+            for key, value in {"seconds": now() - began, "calls": 1, **cost}.items():
                 found[key] += value
             return answer
 
@@ -88,12 +121,21 @@ def _watched(seen: dict[str, dict[str, float]]) -> Iterator[None]:
         return watched
 
     try:
-        for name, phase in names.items():
-            setattr(lib, name, watch(before[name], phase))
+        for name in before:
+            setattr(lib, name, watch(name))
         yield
     finally:
         for name, run in before.items():
             setattr(lib, name, run)
+
+
+def _called(name: str, arguments: Sequence[Any]) -> tuple[str, dict[str, float]]:
+    """What a call of a kernel is called here, and its cost where that is known."""
+    if name not in READS:
+        return f"kernel: {name.removeprefix('residua_')}", {}
+    kind = "read" if arguments[6] == 1 and not arguments[13] else "merge" if arguments[13] else "group of reads"
+    multiplies, moved = _cost(READS[name], *arguments[:7])
+    return f"{kind}, {READS[name]}", {"multiplies": multiplies, "bytes": moved}
 
 
 def _cost(

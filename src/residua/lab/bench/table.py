@@ -95,6 +95,10 @@ def _stack(measured: Measured) -> Sheet:
     return Sheet(title, columns, rows, ["growth: of the time above that of standard."])
 
 
+LEAST = 0.005
+"""Of a step: the share of a part that is worth a line."""
+
+
 def _profile(measured: Measured) -> Sheet:
     rows = []
     for form in measured["forms"]:
@@ -107,7 +111,15 @@ def _profile(measured: Measured) -> Sheet:
                 *(f"{100 * part[key] / took / measured[bound]:.0f} %" if key in part else "-"
                   for key, bound in (("multiplies", "multiplies_per_second"), ("bytes", "bytes_per_second"))),
             ])  # fmt: skip
+    for one in measured["added"]:
+        parts = [part for part in one["parts"] if abs(part["seconds"]) >= LEAST * one["of"]]
+        named = [(f"a training step of {one['design']}, above `standard`", one["seconds"])]
+        named += [(f"· {part['part']}", part["seconds"]) for part in parts]
+        rows += [[what, f"{1e3 * took:.2f}", f"{100 * took / one['of']:.1f} %", "", "", ""] for what, took in named]
+    step = measured["step"]
     notes = [
+        f"a training step ({step['depth']} x {step['width']}, {step['rows']} x {step['tokens']} tokens): what a part "
+        f"takes more than in `standard`'s, and its share of that whole step, from {100 * LEAST:g} % on. "
         f"of matmul: multiplications with additions a second over those of a matrix product on the same core "
         f"({measured['multiplies_per_second'] / 1e9:.0f} billion); of a plain sum: least traffic over that of a sum "
         f"({measured['bytes_per_second'] / 1e9:.1f} GB/s). Shares may add up to more than all: watched runs are slower."
