@@ -54,6 +54,8 @@ class EveryOp(nn.Module):
             x = ops.token_attend(x, x[..., :4].detach(), x.cos()[..., 4:], rotation, width=4)
         square = ops.sinkhorn(lanes[..., :4].unflatten(-1, (2, 2))[..., 0, :, :], iterations=3)
         x, H = ops.read_remix(square[..., 0], square, ops.remix(square, lanes))
+        for centered in (False, True):
+            x = ops.normed_project(x, self.taps.T @ self.taps, self.query, eps=0.1, centered=centered)
         return ops.delta_write(H, x, x[..., :2], x[..., 0].sigmoid(), eps=0.5)
 
 

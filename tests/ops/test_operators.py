@@ -13,7 +13,7 @@ from residua.testing import assert_close
 from tests.native.table import OPS
 
 KERNEL = {"name": "auto", "strict": True}
-FUSED = {"rms_norm", "swiglu", "unembed_loss", "normed_project", "compress"}
+FUSED = {"rms_norm", "swiglu", "unembed_loss", "compress"}
 """Sums and products of single numbers that a compiler fuses by itself, with a product: it gets PyTorch's own form."""
 ONE_OF_EACH = {op.name.split("-")[0]: op for op in reversed(OPS)}
 
@@ -35,6 +35,7 @@ CALLS = {
     "delta_write": (draw(2, 3, 2, 4), draw(2, 3, 4), draw(2, 3, 2), draw(2, 3), 0.5),
     "remix": (draw(2, 3, 4, 2), draw(2, 3, 4, 5)),
     "read_remix": (draw(2, 3, 4), draw(2, 3, 4, 2), draw(2, 3, 4, 5)),
+    "normed_project": (draw(2, 3, 4), draw(4, 5), draw(5), 1e-6, True),
     "shortconv": (draw(2, 3, 4), draw(2, 2, 4), draw(3, 4)),
     "sinkhorn": (draw(2, 3, 3), 4),
     "damped_sinkhorn": (draw(2, 3, 3), 4, 1e-3),

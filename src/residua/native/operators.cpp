@@ -35,6 +35,8 @@ int residua_remix(int type, int threads, const void *H, const void *weights, con
 int residua_read_remix(int type, int threads, const void *H, const void *read, const void *weights, void *x, void *out,
                        int64_t rows, int64_t streams, int64_t made, int64_t width, int64_t read_row,
                        int64_t read_stream, int64_t by_row, int64_t by_stream, int64_t by_made);
+int residua_normed_project(int type, int threads, const void *x, const void *weight, const void *bias, void *out,
+                           int64_t rows, int64_t width, int64_t columns, int64_t centered, double eps);
 int residua_shortconv(int type, int threads, const void *x, const void *tail, const void *taps, void *out,
                       int64_t sequences, int64_t tokens, int64_t taps_count, int64_t width);
 int residua_sinkhorn(int type, int threads, const void *logits, void *out, int64_t matrices, int64_t size,
@@ -183,6 +185,20 @@ std::tuple<Tensor, Tensor> read_remix(Tensor read, Tensor weights, Tensor H) {
     return {x, out};
 }
 
+Tensor normed_project(Tensor x, Tensor weight, Tensor bias, double eps, bool centered) {
+    x = dense(x), weight = dense(weight), bias = dense(bias);
+    const int64_t width = weight.size(0), columns = weight.size(1);
+    std::vector<int64_t> sizes = shape(x, 0, x.dim() - 1);
+    sizes.push_back(columns);
+    Tensor out = torch::stable::new_empty(x, sizes);
+    if (out.numel()) {
+        check(residua_normed_project(type_of(x), threads(x.numel() * columns), x.const_data_ptr(),
+                                     weight.const_data_ptr(), bias.const_data_ptr(), out.mutable_data_ptr(),
+                                     x.numel() / width, width, columns, centered, eps));
+    }
+    return out;
+}
+
 Tensor shortconv(Tensor x, Tensor tail, Tensor taps) {
     x = dense(x), tail = dense(tail), taps = dense(taps);
     Tensor out = torch::stable::new_empty(x, shape(x, 0, x.dim()));
@@ -229,6 +245,7 @@ STABLE_TORCH_LIBRARY(residua, library) {
     library.def("delta_write(Tensor X, Tensor k, Tensor value, Tensor beta, float eps) -> Tensor");
     library.def("remix(Tensor weights, Tensor H) -> Tensor");
     library.def("read_remix(Tensor read, Tensor weights, Tensor H) -> (Tensor, Tensor)");
+    library.def("normed_project(Tensor x, Tensor weight, Tensor bias, float eps, bool centered) -> Tensor");
     library.def("shortconv(Tensor x, Tensor tail, Tensor taps) -> Tensor");
     library.def("sinkhorn(Tensor logits, int iterations) -> Tensor");
     library.def("token_attend(Tensor q, Tensor k, Tensor v, Tensor cosine, Tensor sine, int width, bool causal) "
@@ -241,6 +258,7 @@ STABLE_TORCH_LIBRARY_IMPL(residua, CPU, library) {
     library.impl("delta_write", TORCH_BOX(&delta_write));
     library.impl("remix", TORCH_BOX(&remix));
     library.impl("read_remix", TORCH_BOX(&read_remix));
+    library.impl("normed_project", TORCH_BOX(&normed_project));
     library.impl("shortconv", TORCH_BOX(&shortconv));
     library.impl("sinkhorn", TORCH_BOX(&sinkhorn));
     library.impl("token_attend", TORCH_BOX(&token_attend));

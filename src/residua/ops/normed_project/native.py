@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from residua.native.guard import Kernel, dense, empties, require, traced
+from residua.native.guard import Kernel, dense, empties, only_torch, require
 from residua.native.library import call
 from residua.ops._backend import kernel
+from residua.ops._operator import Operator
 from residua.ops.norm import accumulator
 from residua.ops.normed_project import reference
 
@@ -17,7 +18,7 @@ from residua.ops.normed_project import reference
 @kernel("normed_project", "cpu", "cpu")
 def normed_project(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, centered: bool = False) -> Tensor:
     """The kernel, of the type to add up in."""
-    if traced(x, weight, bias):
+    if only_torch(x, weight, bias):
         return reference.normed_project(x, weight, bias, eps=eps, centered=centered)
     inputs = tuple(one.to(accumulator(x.dtype)) for one in (x, weight, bias))
     require(*inputs)
@@ -26,7 +27,7 @@ def normed_project(x: Tensor, weight: Tensor, bias: Tensor, *, eps: float, cente
             f"normed_project of {tuple(x.shape)} takes a weight [{x.shape[-1]} c] and a bias [c], not "
             f"{tuple(weight.shape)} and {tuple(bias.shape)}"
         )
-    return KERNEL(inputs, eps, centered)
+    return NORMED_PROJECT(inputs, eps, centered)
 
 
 def _sizes(x: Tensor, weight: Tensor, centered: bool) -> tuple[int, int, int, int]:
@@ -59,4 +60,9 @@ def _reference(x: Tensor, weight: Tensor, bias: Tensor, eps: float, centered: bo
     return reference.normed_project(x, weight, bias, eps=eps, centered=centered)
 
 
-KERNEL = Kernel(_forward, _backward, _reference)
+NORMED_PROJECT = Operator(
+    "normed_project",
+    "Tensor x, Tensor weight, Tensor bias, float eps, bool centered",
+    Kernel(_forward, _backward, _reference),
+    fake=lambda x, weight, bias, eps, centered: x.new_empty((*x.shape[:-1], weight.shape[-1])),
+)
