@@ -128,7 +128,7 @@ def command(
         "stack": lambda: stack.measure(depth or list(DEPTHS), width or 256, tokens or 512, seconds or 8.0),
         "profile": lambda: profile.measure(
             first or 48, width or 256, tokens or 512, design,
-            {"depth": min(first or 12, 12), "width": width or 256, "rows": rows, "tokens": min(tokens or 256, 256)},
+            {"depth": first or 12, "width": width or 256, "rows": rows, "tokens": tokens or 256},
             seconds or 6.0,
         ),
         "model": lambda: model.measure(

@@ -111,9 +111,10 @@ def _watched(names: Iterable[str], seen: dict[str, dict[str, float]]) -> Iterato
         def watched(*arguments: Any) -> int:
             began = now()
             answer = run(*arguments)
+            took = now() - began  # before anything else is done
             what, cost = _called(name, arguments)
             found = seen.setdefault(what, {"seconds": 0.0, "calls": 0, **dict.fromkeys(cost, 0)})
-            for key, value in {"seconds": now() - began, "calls": 1, **cost}.items():
+            for key, value in {"seconds": took, "calls": 1, **cost}.items():
                 found[key] += value
             return answer
 
