@@ -20,7 +20,7 @@ EPS = 1e-6
 """Of the norms: the post-norm's slope at zero, its gain 1e-3 over sqrt(EPS), is then exactly 1."""
 
 DEEP = 24
-"""Blocks from which `prepost=auto` is `all`: without, training broke at 48 and was unsteady at 24 (docs/findings.md)."""
+"""Blocks from which `prepost=auto` is `all`: without, training broke at 48 and was unsteady at 24 (findings.md)."""
 
 
 class Dynamic(Part):
