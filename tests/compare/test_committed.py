@@ -40,8 +40,12 @@ def stale(folder, out, patch):
 
 
 def test_committed_tables_are_made_again_from_their_records(request, tmp_path, monkeypatch):
-    """In under a minute each."""
-    for kept in sorted((request.config.rootpath / "results").glob("*/records")):
+    """In under a minute each; records of an experiment that has no table yet wait for the rest of its recipe."""
+    root = request.config.rootpath
+    for kept in sorted((root / "results").glob("*/records")):
+        if not (kept.parent / "results.json").exists():
+            assert (root / "recipes" / f"{kept.parent.name}.toml").exists()
+            continue
         begun = time.process_time()
         assert stale(kept.parent, tmp_path / kept.parent.name, monkeypatch) == []
         assert time.process_time() - begun < 60
