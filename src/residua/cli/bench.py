@@ -103,7 +103,7 @@ def command(
 
     import residua
     from residua.lab.bench import compiled as compiled_steps
-    from residua.lab.bench import decode, memory, model, profile, stack
+    from residua.lab.bench import decode, memory, model, plain, profile, stack
     from residua.lab.bench.targets import STEPS
 
     torch.set_num_threads(threads)
@@ -130,6 +130,10 @@ def command(
             first or 48, width or 256, tokens or 512, design,
             {"depth": first or 12, "width": width or 256, "rows": rows, "tokens": tokens or 256},
             seconds or 6.0,
+            dict.fromkeys(
+                plain.Shape(first or deep, width or wide, tokens or context)
+                for deep, wide in plain.SHAPES for context in plain.CONTEXTS
+            ),
         ),
         "model": lambda: model.measure(
             design, depth=first or 12, width=width or 256, rows=rows, tokens=tokens or 256, seconds=seconds or 10.0,

@@ -88,20 +88,29 @@ def measure(
 
 def _phases(shape: Shape, vocabulary: int) -> Iterator[tuple[str, dict[str, Form]]]:
     """The forms of each phase, on the same weights."""
-    config = ModelConfig(vocab=vocabulary, width=shape.width, depth=shape.depth, heads=shape.heads)
-    ours = Transformer(config)
+    ours, ids = _ours(shape, vocabulary)
     room = shape.context + 4096  # tokens that the timed steps of decoding add
     rivals: dict[str, Any] = {PLAIN: Plain(ours, room)}
     if (made := llama(ours, room)) is not None:
         rivals[LLAMA] = made
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabulary, (shape.rows, shape.context + 1), generator=generator)
     check(ours, rivals, ids[:, :-1])
     models = {OURS: ours, **rivals}
     yield "forward", {name: _inference(_forward(model, ids[:, :-1])) for name, model in models.items()}
     yield "decode", {name: _inference(_decode(model, ids[:1, :-1], room)) for name, model in models.items()}
     steps = {name: step(model, ids) for name, model in models.items()}
     yield "step", steps | ({EARLIER: _earlier(ours, ids)} if shape.width < NARROW else {})
+
+
+def _ours(shape: Shape, vocabulary: int) -> tuple[Transformer, Tensor]:
+    """Our network of this shape, and a batch of tokens, each followed by its target."""
+    config = ModelConfig(vocab=vocabulary, width=shape.width, depth=shape.depth, heads=shape.heads)
+    generator = torch.Generator().manual_seed(0)
+    return Transformer(config), torch.randint(vocabulary, (shape.rows, shape.context + 1), generator=generator)
+
+
+def own_step(shape: Shape, vocabulary: int = VOCABULARY) -> Form:
+    """The training step that is compared with those of the rivals."""
+    return step(*_ours(shape, vocabulary))
 
 
 @torch.inference_mode()

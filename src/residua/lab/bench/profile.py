@@ -2,8 +2,8 @@
 
 Calls of the kernels in C are timed one by one, and torch's own operations by its profiler; what neither explains is
 Python, autograd and the allocator. Of a depth read, arithmetic and least traffic follow from its arguments; the bounds
-are the rates of a matrix product and of a plain sum in the same process. Of a training step, each part stands beside
-the same part of `standard`: the difference is what the design adds.
+are the rates of a matrix product and of a plain sum in the same process. A training step of `standard` is taken apart
+whole; of that of another design each part stands beside the same part of `standard`: the difference is what it adds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from residua.lab.bench import model, stack
+from residua.lab.bench import model, plain, stack
 from residua.lab.bench.cases import OURS, attend
 from residua.lab.bench.device import now
 from residua.lab.bench.timing import STANDARD, Form, Measured, interleave
@@ -23,24 +23,39 @@ from residua.native.library import TYPES, counted, library
 BOUNDS = 9
 """Repetitions of a matrix product and a sum, of which the fastest counts."""
 
+SINGLE = (((2048, 256), 4, torch.float32), ((2048, 256), 4, torch.bfloat16), ((4096, 512), 24, torch.float32))
+"""Reads of their own: tokens and width, sources, type."""
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
+"""Torch's operations that stand beside the rate of a matrix product."""
 
 REST = "Python, autograd, allocator"
 READS = {"residua_attend": "forward", "residua_attend_gradient": "backward"}
 
 
 def measure(
-    depth: int, width: int, tokens: int, designs: Sequence[str], step: Measured, seconds: float, repeats: int = 5
+    depth: int,
+    width: int,
+    tokens: int,
+    designs: Sequence[str],
+    step: Measured,
+    seconds: float,
+    shapes: Iterable[plain.Shape] = (),
+    repeats: int = 5,
 ) -> Measured:
-    """The reads of a deep stack, single reads whose bars are about the smallest and the largest, and what training
-    steps of some designs, of the shape `step`, take more than that of `standard`."""
+    """The reads of a deep stack, single reads whose bars are about the smallest and the largest, whole training steps
+    of `standard` in some shapes, and what those of some designs, of the shape `step`, take more than `standard`'s."""
     named = {}
     for dtype in stack.TYPES:
         told = f"all reads of {depth} blocks, full delta, {tokens}x{width} {str(dtype).removeprefix('torch.')}"
         named[told] = stack.ours("delta", depth, width, tokens, dtype=dtype)
-    for sides, n in (((2048, 256), 4), ((4096, 512), 24)):
-        case = attend(*sides, n, torch.float32, compile=False)
+    for sides, n, dtype in SINGLE:
+        case = attend(*sides, n, dtype, compile=False)
         named[case.label()] = case.both(OURS)
     side, (a, b), numbers = 512, torch.randn(2, 512, 512), torch.randn(1 << 24)
+    for shape in shapes:
+        told = f"training step of `standard`, {shape.depth} x {shape.width}, {shape.rows} x {shape.context} tokens"
+        named[told] = plain.own_step(shape)
     return {
         "multiplies_per_second": side**3 / min(_seconds(lambda: a @ b) for _ in range(BOUNDS)),
         "bytes_per_second": numbers.nbytes / min(_seconds(numbers.sum) for _ in range(BOUNDS)),
@@ -156,7 +171,8 @@ def _cost(
 
 
 def _operations(form: Form, repeats: int, least: float = 0.01) -> dict[str, dict[str, float]]:
-    """Torch's own operations that take at least this share of all it saw, by name; the fastest of some runs."""
+    """Torch's own operations that take at least this share of all it saw, by name; the fastest of some runs. Products
+    with their multiplications."""
     found: dict[str, dict[str, float]] = {}
     everything = float("inf")
     for _ in range(repeats):
@@ -168,4 +184,12 @@ def _operations(form: Form, repeats: int, least: float = 0.01) -> dict[str, dict
             took = 1e-6 * event.self_cpu_time_total
             if event.key.startswith("aten::") and took < found.get(event.key, {"seconds": took + 1})["seconds"]:
                 found[event.key] = {"seconds": took, "calls": event.count}
-    return {name: one for name, one in found.items() if one["seconds"] >= least * everything}
+    shown = {name: one for name, one in found.items() if one["seconds"] >= least * everything}
+    if not PRODUCTS & shown.keys():
+        return shown
+    with torch.autograd.profiler.profile(with_flops=True) as seen:  # apart: to note shapes takes time
+        form()
+    for event in seen.key_averages():
+        if event.key in PRODUCTS & shown.keys():
+            shown[event.key]["multiplies"] = event.flops / 2
+    return shown
