@@ -32,6 +32,7 @@ def environment(tunables: str, threads: int) -> dict[str, str]:
     return {
         **os.environ, "GLIBC_TUNABLES": tunables, "OMP_NUM_THREADS": str(threads), _ENTERED: "1",
         "TORCHINDUCTOR_COMPILE_THREADS": str(threads),  # no pool of compilers beside what is timed
+        "KINETO_LOG_LEVEL": os.environ.get("KINETO_LOG_LEVEL", "99"),  # torch's profiler tells of every start and stop
     }  # fmt: skip
 
 
