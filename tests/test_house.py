@@ -53,6 +53,11 @@ def test_import_is_light():
     pytest.fail(f"`import residua` takes {spent:.2f} s")
 
 
+def test_most_things_have_a_type():
+    """Not one word in a hundred lines is `Any`."""
+    assert sum(len(re.findall(r"\bAny\b", path.read_text())) for path in SOURCES) < 400
+
+
 def test_files_that_begin_first_exist():
     assert [name for name in LONG if not (ROOT / "tests" / name).is_file()] == []
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ _FILLS = frozenset(
 )  # fmt: skip
 
 
-def _broadcast(*args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Tensor:
+def _broadcast(*args: object, dtype: torch.dtype | None = None, **kwargs: object) -> Tensor:
     """Shaped like its largest argument, and laid out like it too."""
     inputs = tensors((args, tuple(kwargs.values())))
     shape = _common_shape(inputs)
@@ -96,11 +95,18 @@ def _compare(*args: object, **kwargs: object) -> Tensor:
     return _broadcast(*args, dtype=torch.bool, **kwargs)
 
 
-def _reduce(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+def _reduce(
+    x: Tensor,
+    dim: int | Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    **others: object,
+) -> Tensor:
     axes = range(x.ndim) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {axis % x.ndim for axis in axes}
     shape = [1 if axis in gone else size for axis, size in enumerate(x.shape) if keepdim or axis not in gone]
-    return _empty(shape, kwargs.get("dtype") or x.dtype)
+    return _empty(shape, dtype or x.dtype)
 
 
 def _stack(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -139,15 +145,17 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *args: object, **kwargs: object)
     return _empty_like(q)
 
 
-def _arange(start: float, end: float | None = None, step: float = 1, **kwargs: Any) -> Tensor:
+def _arange(
+    start: float, end: float | None = None, step: float = 1, *, dtype: torch.dtype | None = None, **others: object
+) -> Tensor:
     first, last = (0, start) if end is None else (start, end)
     whole = all(isinstance(one, int) for one in (first, last, step))
-    dtype = kwargs.get("dtype") or (torch.int64 if whole else torch.get_default_dtype())
-    return _empty((max(0, math.ceil((last - first) / step)),), dtype)
+    kind = dtype or (torch.int64 if whole else torch.get_default_dtype())
+    return _empty((max(0, math.ceil((last - first) / step)),), kind)
 
 
-def _eye(rows: int, columns: int | None = None, **kwargs: Any) -> Tensor:
-    return _empty((rows, columns or rows), kwargs.get("dtype"))
+def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **others: object) -> Tensor:
+    return _empty((rows, columns or rows), dtype)
 
 
 MAKES: dict[str, Callable[..., Tensor | None]] = {

@@ -77,11 +77,11 @@ class Names(BaseStateDictAdapter):
     def __init__(self, model_config: BaseModel.Config, hf_assets_path: str | None) -> None:
         self.fqn_to_index_mapping, self.hf_assets_path = None, hf_assets_path
 
-    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def to_hf(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """As it is."""
         return state_dict
 
-    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+    def from_hf(self, hf_state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """As it is."""
         return hf_state_dict
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from residua.plan import Plan, Site
 from residua.registry import build, design, names
 from residua.runner import walk
-from residua.stream import Routing, Stream
+from residua.stream import Routing, State, Stream
 
 DEPTH, WIDTH, TOKENS = 6, 8, 5
 TOLERANCE = 1e-9
@@ -121,7 +121,7 @@ def mixers() -> list[Mixer]:
 class MixingSite(NamedTuple):
     """A site that reads a mixture."""
 
-    state: Any
+    state: State
     site: Site
     routing: Routing
 
@@ -146,7 +146,7 @@ class _Probe:
         for parameter in self.stream.parameters():
             parameter.normal_(0.0, 0.5, generator=self.generator)
 
-    def states(self) -> list[Any]:
+    def states(self) -> list[State]:
         """The state before every site, and after the last, with the same sublayer outputs each time."""
         return [step.state for step in walk(self.stream, self.embedding, lambda site, read: self.outputs[site.index])]
 

@@ -28,6 +28,9 @@ BLOCK = 2048
 
 
 Launcher = Callable[..., None]
+Settings = dict[str, Any]
+"""The constants that a kernel is compiled with, by name, and its number of warps."""
+
 _launcher: Launcher | None = None
 
 

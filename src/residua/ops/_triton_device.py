@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,7 +16,7 @@ def accumulator(dtype: torch.dtype) -> tl.dtype:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-def row_blocks(rows: Tensor, eps: float) -> dict[str, Any]:
+def row_blocks(rows: Tensor, eps: float) -> host.Settings:
     """The constants of a kernel that takes whole rows, a block of tokens a program."""
     block_width = host.power(rows.shape[-1])
     block_tokens = host.tokens_a_block(block_width)

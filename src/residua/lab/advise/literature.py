@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
 from importlib import resources
-from typing import Any
 
 from residua.lab.advise.evidence import Evidence
+from residua.lab.common.files import Record
 from residua.registry import design as registered
 from residua.spec import parse
 
@@ -30,7 +29,7 @@ def published(text: str | None = None) -> list[Evidence]:
     return found
 
 
-def _read(row: Mapping[str, Any]) -> Evidence:
+def _read(row: Record) -> Evidence:
     unknown = row.keys() - {"source", "kind", "note", "rows", "design", "millions", *QUANTITIES}
     if unknown:
         raise ValueError(f"unknown key {', '.join(sorted(unknown))}")
@@ -54,7 +53,7 @@ def _read(row: Mapping[str, Any]) -> Evidence:
     )
 
 
-def _effect(row: Mapping[str, Any]) -> float | None:
+def _effect(row: Record) -> float | None:
     """The design's loss less the standard network's, in nats."""
     if "perplexity" in row:
         standard, own = row["perplexity"]

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,6 +20,7 @@ from residua.lab.advise.evidence import Evidence, cited, measured, placed, resul
 from residua.lab.advise.literature import published
 from residua.lab.advise.paper_claims import Judged, judge
 from residua.lab.advise.situation import Situation
+from residua.lab.common.files import Values
 from residua.lab.cost.predict import Cost, predict
 from residua.lab.cost.targets import Target
 from residua.plan import parse_layout
@@ -204,7 +204,7 @@ def _of(candidate: Candidate, known: Sequence[Evidence]) -> list[Evidence]:
     return [one for one in alike if parse_layout(one.layout) == layout] or alike
 
 
-def _identity(design: str) -> tuple[str, dict[str, Any]]:
+def _identity(design: str) -> tuple[str, Values]:
     """A gate that starts at zero does not change what a design can become."""
     name, options = parse(design)
     return name, {key: value for key, value in options.items() if (key, value) != ("gate", "alpha")}

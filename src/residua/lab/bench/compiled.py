@@ -28,7 +28,7 @@ def forms(design: str, depth: int, width: int, rows: int, tokens: int) -> dict[s
     model = Transformer(config)
     ids = torch.randint(config.vocab, (rows, tokens + 1), generator=torch.Generator().manual_seed(0))
 
-    def step(form: Any, backend: str) -> Form:
+    def step(form: Callable[..., torch.Tensor], backend: str) -> Form:
         def run() -> None:
             model.zero_grad(set_to_none=True)
             with ops.backend(backend):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from residua import ops
@@ -90,7 +90,7 @@ def _phases(shape: Shape, vocabulary: int) -> Iterator[tuple[str, dict[str, Form
     """The forms of each phase, on the same weights."""
     ours, ids = _ours(shape, vocabulary)
     room = shape.context + 4096  # tokens that the timed steps of decoding add
-    rivals: dict[str, Any] = {PLAIN: Plain(ours, room)}
+    rivals: dict[str, nn.Module] = {PLAIN: Plain(ours, room)}
     if (made := llama(ours, room)) is not None:
         rivals[LLAMA] = made
     check(ours, rivals, ids[:, :-1])
@@ -114,7 +114,7 @@ def own_step(shape: Shape, vocabulary: int = VOCABULARY) -> Form:
 
 
 @torch.inference_mode()
-def check(ours: Transformer, rivals: dict[str, Any], ids: Tensor) -> None:
+def check(ours: Transformer, rivals: dict[str, nn.Module], ids: Tensor) -> None:
     """Raise unless all give the same logits: what differs in numbers must not be compared in time."""
     expected = ours(ids[:1])
     for name, model in rivals.items():
@@ -129,14 +129,14 @@ def logits_of(answer: Any) -> Tensor:
     return answer if isinstance(answer, Tensor) else answer.logits
 
 
-def _forward(model: Any, ids: Tensor) -> Form:
+def _forward(model: nn.Module, ids: Tensor) -> Form:
     """Logits of every position; a Llama is told to make no cache."""
     if isinstance(model, Transformer | Plain):
         return lambda: model(ids)
     return lambda: model(ids, use_cache=False)
 
 
-def step(model: Any, ids: Tensor) -> Form:
+def step(model: nn.Module, ids: Tensor) -> Form:
     """Loss, gradients, their norm clipped, and an update by the fused AdamW."""
     inputs, targets = ids[:, :-1], ids[:, 1:]
     if isinstance(model, Transformer):
@@ -172,7 +172,7 @@ def _updating(model: torch.nn.Module, loss: Callable[[], Tensor]) -> Form:
     return run
 
 
-def _decode(model: Any, prompt: Tensor, room: int) -> Form:
+def _decode(model: nn.Module, prompt: Tensor, room: int) -> Form:
     """One more token after the prompt, again and again: all forms take as many."""
     last = prompt[:, -1:]
     if isinstance(model, Transformer):

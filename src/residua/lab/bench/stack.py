@@ -7,7 +7,6 @@ public form of the same stack keeps a list and reads it by stacking, at every si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from residua.lab.bench.device import current
 from residua.lab.bench.forms import public_read
 from residua.lab.bench.timing import Form, exponent, interleave
+from residua.lab.common.files import Values
 from residua.plan import Plan, parse_layout
 from residua.registry import build
 from residua.runner import walk
@@ -43,7 +43,7 @@ def ours(
     x, slope = _input(width, tokens, dtype)
     inputs, gains = [x, *stream.parameters()], trivial_sublayers(depth, width).to(dtype)
 
-    def run() -> Any:
+    def run() -> object:
         *_, head = walk(stream, x, lambda site, read: gains[site.index] * read.lanes[0])
         (out,) = head.lanes
         return torch.autograd.grad(out, inputs, slope, allow_unused=True)
@@ -60,7 +60,7 @@ def public(
     queries = (scale * drawn).to(current(), dtype).requires_grad_()
     gains = trivial_sublayers(depth, width).to(dtype)
 
-    def run() -> Any:
+    def run() -> object:
         h, change, sources = x, None, [x]
         for index in range(2 * depth):
             x_in = h + public_read(queries[index], sources) if index else h  # the first site has nothing to choose from
@@ -75,7 +75,7 @@ def public(
 
 def measure(
     depths: Sequence[int], width: int, tokens: int, seconds: float, types: Sequence[torch.dtype] = TYPES
-) -> dict[str, Any]:
+) -> Values:
     """Every type, its name first."""
     found = {str(dtype).removeprefix("torch."): _type(dtype, depths, width, tokens, seconds) for dtype in types}
     return {"width": width, "tokens": tokens, "types": found}
@@ -83,7 +83,7 @@ def measure(
 
 def _type(
     dtype: torch.dtype, depths: Sequence[int], width: int, tokens: int, seconds: float, blocks: int = 4
-) -> dict[str, Any]:
+) -> Values:
     """Standard, full and block deltas, ours and public, over depth.
 
     The public forms take so long that a budget holds few rounds of them. So ours also run without them, in many rounds,
@@ -114,7 +114,7 @@ def _type(
     return {"rows": rows, "growth": _growth(rows)}
 
 
-def _growth(rows: list[dict[str, Any]]) -> dict[str, float]:
+def _growth(rows: list[Values]) -> dict[str, float]:
     """Exponents of the time over that of `standard`: what the design adds."""
     if len(rows) < 2:
         return {}

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
+from residua.lab.common.files import Values
 from residua.lab.cost.predict import Cost, predict
 from residua.lab.cost.targets import Target
 
@@ -39,7 +39,7 @@ def asymmetry(
     *,
     dtype: torch.dtype = torch.bfloat16,
     path: str = "fused",
-) -> dict[str, Any]:
+) -> Values:
     """What each placement adds at every window, as plain values for a plot or a table."""
     depth = target.config.depth
     usable = [window for window in windows if window <= tokens]

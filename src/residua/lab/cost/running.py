@@ -5,25 +5,25 @@ The ops run their references, whatever kernels are there: those define what is c
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua import ops
+from residua.lab.common.files import Values
 from residua.lab.cost.counter import OperatorCounter, SavedTensors
 from residua.model.cache import Cache
 from residua.model.config import ModelConfig
 from residua.model.transformer import Transformer
 from residua.plan import Site
 from residua.runner import Observer, observed
+from residua.stream import State
 
 LIMIT = 2 << 30
 """Bytes of parameters above which `run_and_count` refuses."""
 
 
-def run_and_count(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> dict[str, Any]:
+def run_and_count(config: ModelConfig, tokens: int = 1024, *, batch: int = 1) -> Values:
     """Run one forward with gradients and one that decodes; what they did, by the names of `Cost`.
 
     `halo_bytes` and the shares of the design are not here: they are not measured.
@@ -65,7 +65,7 @@ class _States(Observer):
     def __init__(self) -> None:
         self.held: dict[str, int] = {}
 
-    def wrote(self, site: Site, y: Tensor, state: Any) -> None:
+    def wrote(self, site: Site, y: Tensor, state: State) -> None:
         leaves = {id(leaf): leaf for leaf in pytree.tree_leaves(state)}  # a tensor held twice counts once
         self.held[site.name] = sum(leaf.nbytes for leaf in leaves.values())
 

@@ -12,7 +12,7 @@ from torch import nn
 from residua.extras import need
 from residua.hf.released.rows import ROWS
 from residua.lab.common.expect import expect
-from residua.lab.common.files import read_json
+from residua.lab.common.files import Record, Values, read_json
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.norms import LaneNorm
@@ -70,7 +70,7 @@ def sized(name: str = "220M", **changes: Any) -> Target:
     if name not in PRESETS:
         raise ValueError(f"unknown size {name!r}; choose from {', '.join(PRESETS)}")
     given = {key: value for key, value in changes.items() if value is not None}
-    shape: dict[str, Any] = dict(PRESETS[name])
+    shape: Values = dict(PRESETS[name])
     if {"width", "heads"} & set(given):  # what was chosen for another width does not go with this one
         shape.pop("kv_heads", None)
         shape.pop("mlp_width", None)
@@ -114,7 +114,7 @@ def from_hugging_face(path: Path | str, **changes: Any) -> Target:
     return Target(config, lambda chosen: Foreign(chosen, head_width, bias, output_bias=bias and kind != "qwen2"))
 
 
-def released(values: Mapping[str, Any], **changes: Any) -> Target:
+def released(values: Record, **changes: Any) -> Target:
     """A released model by its `config.json`: its own design, on a backbone of ours as wide and as deep."""
     need("hf", "transformers")
     import torch

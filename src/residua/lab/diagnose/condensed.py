@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
@@ -31,7 +30,7 @@ def mean_cosine(routing: Record, sources: int) -> float | None:
 def _site(site: Record, *, keep_lanes: bool) -> Values:
     if "routing" not in site:
         return dict(site)
-    routing: Mapping[str, Any] = site["routing"]
+    routing: Record = site["routing"]
     left_out = {"mean_shares", "cosine"} | (set() if keep_lanes else {"mean_weights"})
     own = {key: value for key, value in routing.items() if key not in left_out}
     if "cosine" in routing:

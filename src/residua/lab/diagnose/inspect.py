@@ -10,15 +10,15 @@ paths      what reached the logit of each token, where it was asked for: see `pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from residua.lab.common.files import Record, Values
 from residua.lab.diagnose.attention import attention_by_offset
 from residua.lab.diagnose.paths import attribute
 from residua.lab.diagnose.record import logits_of, record_routing
@@ -30,7 +30,7 @@ MOST_FOLLOWED = 64
 """Tokens whose logits are followed back: each costs a backward pass."""
 
 
-class Inspection(dict[str, Any]):
+class Inspection(Values):
     """What one model did with one prompt; a notebook shows its weights and its largest reads, token by token."""
 
     def _repr_html_(self) -> str:
@@ -76,7 +76,7 @@ def inspect_ids(
     return found
 
 
-def paths_of(model: nn.Module, ids: Int[Tensor, " t"], named: Callable[[int], str]) -> dict[str, Any]:
+def paths_of(model: nn.Module, ids: Int[Tensor, " t"], named: Callable[[int], str]) -> Values:
     """What reached the logit of the token that comes next, and of the model's first choice, at every position.
 
     sources   site -> names                         exact     whether the head's parts and the rest are the logit
@@ -105,7 +105,7 @@ def paths_of(model: nn.Module, ids: Int[Tensor, " t"], named: Callable[[int], st
     }
 
 
-def tables(found: Mapping[str, Any], site: str | None = None) -> str:
+def tables(found: Record, site: str | None = None) -> str:
     """The inspection as text: a line a site, the mean weights, and the tokens of one site if it is named."""
     parts = [routing_table(found["record"])]
     if found["weights"]:
@@ -121,7 +121,7 @@ def tables(found: Mapping[str, Any], site: str | None = None) -> str:
     return "\n\n".join(parts)
 
 
-def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def compared(first: Record, second: Record) -> str:
     """Two models as text: their losses, and the mean weights of the second minus those of the first."""
     losses = [each["loss"] for each in (first, second)]
     said = [f"{second['model']} minus {first['model']}"]
@@ -138,13 +138,13 @@ def compared(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     return "\n".join([*said, *align([head, *body])])
 
 
-def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def difference(first: Record, second: Record) -> Values:
     """The mean weights of the second minus those of the first, where sites and sources of both have the same names."""
     before, after = (mean_weights(each) for each in (first, second))
     sites = [name for name in after["sites"] if name in before["sites"]]
     sources = [name for name in after["sources"] if name in before["sources"]]
 
-    def at(grid: Mapping[str, Any], site: str, source: str) -> float | None:
+    def at(grid: Record, site: str, source: str) -> float | None:
         return grid["weights"][grid["sites"].index(site)][grid["sources"].index(source)]
 
     rows = []
@@ -154,7 +154,7 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
     return {"sites": sites if sources else [], "sources": sources, "weights": rows, "signed": True}
 
 
-def mean_weights(found: Mapping[str, Any]) -> dict[str, Any]:
+def mean_weights(found: Record) -> Values:
     """Sites, sources and mean weights over lanes, tokens and groups; None where a site has no such source."""
     named = {site["site"]: site["sources"] for site in found["record"]["sites"] if site["site"] in found["weights"]}
     order = {name: None for sources in named.values() for name in sources if name not in ("evicted", "partial")}
@@ -168,7 +168,7 @@ def mean_weights(found: Mapping[str, Any]) -> dict[str, Any]:
     return {"sites": list(named), "sources": list(order), "weights": rows, "signed": signed}
 
 
-def draw(found: Mapping[str, Any], path: Path) -> None:
+def draw(found: Record, path: Path) -> None:
     """The mean weights as a heat map, in a PNG file."""
     if not found["weights"]:
         raise ValueError(f"{found['design']} mixes no sources: there are no weights to draw")
@@ -189,7 +189,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
         scratch.replace(path)
 
 
-def _token_table(found: Mapping[str, Any], site: str) -> str:
+def _token_table(found: Record, site: str) -> str:
     if site not in found["weights"]:
         known = ", ".join(found["weights"]) or "none"
         raise ValueError(f"{found['design']} mixes no sources at {site!r}; it does at {known}")

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from residua.lab.common.files import Values
 from residua.lab.diagnose import metrics
 from residua.plan import Site
 from residua.stream import Routing
@@ -114,9 +115,9 @@ class SiteRecord:
         """Take in the gradient of one backward."""
         self._add("gradient", metrics.mean_square(gradient.detach()) * gradient.numel(), 1)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Values:
         """The numbers of this site, ready for JSON; None for what does not apply or is not finite."""
-        found: dict[str, Any] = {
+        found: Values = {
             "site": self.site.name,
             "index": self.site.index,
             "layer": self.site.layer,
@@ -137,7 +138,7 @@ class SiteRecord:
             }
         return found
 
-    def _routing(self) -> dict[str, Any]:
+    def _routing(self) -> Values:
         assert self._lowest is not None
         assert self._total_gap is not None
         n, means = len(self.sources), {name: mean.read() for name, mean in self._means.items()}

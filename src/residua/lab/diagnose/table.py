@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from residua.lab.common.files import Record
 from residua.lab.diagnose.metrics import JUDGED_SOURCES
 
 SHARES_NOTE = "max, entropy and effective are of |w| / sum |w| where weights are scaled (sum not 1) or signed"
 
 
-def routing_table(summary: Mapping[str, Any]) -> str:
+def routing_table(summary: Record) -> str:
     """The text of `RoutingRecord.summary`."""
     title, rows, note = routing_cells(summary)
     return "\n".join([title, *align(rows), note])
 
 
-def routing_cells(summary: Mapping[str, Any]) -> tuple[str, list[list[str]], str]:
+def routing_cells(summary: Record) -> tuple[str, list[list[str]], str]:
     """What the table is of, its rows (the first is the header) without columns that say nothing, and a note."""
     header = ["site", "n", "weights", "max", "entropy", "effective", "favourite", "agree", "collapsed", "rank"]
     header += ["stream rms", "output rms", "gradient", "gates"]
@@ -47,7 +47,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _site_row(site: Mapping[str, Any]) -> list[str]:
+def _site_row(site: Record) -> list[str]:
     routing = site.get("routing", {})
     judged = {None: "-", True: "yes", False: "no"}[routing.get("collapsed")]
     gates = " ".join(f"{name}={_text(gate['mean'], 4)}" for name, gate in site["gates"].items())

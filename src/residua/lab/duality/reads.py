@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -83,7 +82,7 @@ def over_depth(given: Given, window: int, *, queries: Float[Tensor, "n d d"] | N
     return functional_call(module, named, (given.stack,))
 
 
-def over_sequence(given: Given, window: int, **options: Any) -> Stack:
+def over_sequence(given: Given, window: int, **options: bool | str) -> Stack:
     """The sublayer `swa` over the transposed stack: every token's history is a sequence of its own."""
     count, batch, tokens, width = given.stack.shape
     sequences = given.stack.permute(1, 2, 0, 3).flatten(0, 1)  # [(b t) n d]

@@ -7,8 +7,7 @@ so is the order of the cells: those of a site one after the other, the sites one
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -110,7 +109,7 @@ def passes(route: Record | None) -> Values | None:
     }
 
 
-def grid_of(each: Mapping[str, Any], cells: Sequence[float | None]) -> list[list[float | None]]:
+def grid_of(each: Record, cells: Sequence[float | None]) -> list[list[float | None]]:
     """[site][source] of a list of cells; None where a site cannot read a source."""
     flat, rows = iter(cells), []
     for reads in each["reads"]:

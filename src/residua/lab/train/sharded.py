@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -34,7 +33,7 @@ from residua.lab.train.placement import local
 from residua.lab.train.ranks import ALONE, Ranks
 
 
-def save(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE, group: Any = None) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE, group: dist.ProcessGroup | None = None) -> Path:
     """Write a checkpoint whose tensors lie on all ranks; it is there on all of them when this returns. A collective.
 
     group: of processes, if not the default one. Without ranks, one process writes a single shard.
@@ -72,7 +71,7 @@ def save(folder: Path, checkpoint: Checkpoint, ranks: Ranks = ALONE, group: Any 
     return target
 
 
-def _begin(folder: Path, step: int, ranks: Ranks, group: Any) -> tuple[Path, Path]:
+def _begin(folder: Path, step: int, ranks: Ranks, group: dist.ProcessGroup | None) -> tuple[Path, Path]:
     """The folder of a checkpoint, and an empty one to write it in."""
     target = folder / checkpoints.name(step)
     scratch = folder / f".writing-{target.name}"
@@ -84,7 +83,7 @@ def _begin(folder: Path, step: int, ranks: Ranks, group: Any) -> tuple[Path, Pat
     return target, scratch
 
 
-def _wait(ranks: Ranks, group: Any) -> None:
+def _wait(ranks: Ranks, group: dist.ProcessGroup | None) -> None:
     if not ranks.alone:
         dist.barrier(group)
 

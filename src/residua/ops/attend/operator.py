@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from residua.native import guard
+from residua.ops._context import Context, Gradients, Inputs
 from residua.ops.attend import groups, native, reference
 from residua.ops.attend.native import Carry, ReadOptions
 from residua.ops.norm import accumulator
@@ -104,12 +105,12 @@ def _(
     return [query.new_empty(query.shape), of_null, *(one.new_empty(one.shape) for one in sources)]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, sources, null, *ctx.how = inputs
     ctx.save_for_backward(query, null, *output, *sources)
 
 
-def _backward(ctx: Any, gradient: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Context, gradient: Tensor, of_lse: Tensor) -> Gradients:
     query, null, read, lse, *sources = ctx.saved_tensors
     how, (of_query, of_sources, of_null, *_) = ReadOptions(*ctx.how), ctx.needs_input_grad
     if torch.is_grad_enabled():  # create_graph: second derivatives are the reference's
@@ -196,12 +197,12 @@ def _(
     return [queries.new_empty(queries.shape), of_nulls, *(one.new_empty(one.shape) for one in sources)]
 
 
-def _keep_ahead(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _keep_ahead(ctx: Context, inputs: Inputs, output: Any) -> None:
     queries, sources, nulls, *ctx.how = inputs
     ctx.save_for_backward(queries, nulls, *sources)
 
 
-def _ahead_backward(ctx: Any, of_reads: list[Tensor], of_sums: list[Tensor]) -> tuple[Any, ...]:
+def _ahead_backward(ctx: Context, of_reads: list[Tensor], of_sums: list[Tensor]) -> Gradients:
     queries, nulls, *sources = ctx.saved_tensors
     of_queries, of_sources, of_nulls, *_ = ctx.needs_input_grad
     if torch.is_grad_enabled():
@@ -282,12 +283,12 @@ def _(
     return [one.new_empty(one.shape) for one in (query, value, lse, *sources)]
 
 
-def _keep_merge(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep_merge(ctx: Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, value, lse, sources, *ctx.how = inputs
     ctx.save_for_backward(*output, query, value, lse, *sources)
 
 
-def _merge_backward(ctx: Any, gradient: Tensor, of_lse: Tensor) -> tuple[Any, ...]:
+def _merge_backward(ctx: Context, gradient: Tensor, of_lse: Tensor) -> Gradients:
     read, read_lse, query, value, lse, *sources = ctx.saved_tensors
     of_query, of_value, of_sum, of_sources, *_ = ctx.needs_input_grad
     if torch.is_grad_enabled():

@@ -20,8 +20,6 @@ No GPU has timed this: see `residua.ops._triton`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -29,6 +27,7 @@ from torch import Tensor
 
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
+from residua.ops._context import Context, Gradients, Inputs
 from residua.ops._triton_device import accumulator, head_rows, source
 from residua.ops._triton_table import addresses
 from residua.ops.attend.reference import added
@@ -143,7 +142,7 @@ def backward_kernel(
         tl.store(dnull + program, tl.sum(tl.sum(sum_null, 1), 0))
 
 
-def settings_of(like: Tensor, eps: float, heads: int) -> dict[str, Any]:
+def settings_of(like: Tensor, eps: float, heads: int) -> host.Settings:
     """The constants of a kernel whose blocks are [tokens, heads, width / heads]."""
     width = like.shape[-1]
     block_heads, block_width = host.power(heads), host.power(width // heads)
@@ -219,14 +218,14 @@ def _(dout, sums, query, sources, null, wanted, eps, heads, total, centered):
     return [*shares, *(one for one, want in zip(contiguous, wanted, strict=True) if want)]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, sources, null, _, *ctx.options = inputs
     ctx.count, ctx.null = len(sources), null is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(query, output[1], *sources, *([null] if null is not None else []))
 
 
-def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Context, dout: Tensor | None, _: Tensor | None) -> Gradients:
     if dout is None:
         return (None,) * 8
     query, sums, *rest = ctx.saved_tensors

@@ -8,7 +8,6 @@ kernels are in `triton_groups_device`. No GPU has timed this: see `residua.ops._
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
@@ -17,6 +16,7 @@ from torch import Tensor
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
 from residua.ops import norm
+from residua.ops._context import Context, Gradients
 from residua.ops._triton_device import accumulator
 from residua.ops._triton_table import addresses
 from residua.ops.attend import groups
@@ -33,7 +33,7 @@ def most_queries(width: int, heads: int, dtype: torch.dtype) -> int:
     return min(16, max(BLOCK // row, 2 if row <= BLOCK else 1))
 
 
-def _settings(how: ReadOptions, queries: Tensor, like: Tensor, nulls: Tensor | None) -> dict[str, Any]:
+def _settings(how: ReadOptions, queries: Tensor, like: Tensor, nulls: Tensor | None) -> host.Settings:
     width = like.shape[-1]
     block_queries, block_heads = host.power(len(queries)), host.power(how.heads)
     block_width = host.power(width // how.heads)
@@ -46,7 +46,7 @@ def _settings(how: ReadOptions, queries: Tensor, like: Tensor, nulls: Tensor | N
     }  # fmt: skip
 
 
-def _grid(like: Tensor, settings: dict[str, Any]) -> int:
+def _grid(like: Tensor, settings: host.Settings) -> int:
     return min(host.programs(like), triton.cdiv(like.numel() // like.shape[-1], settings["BT"]))
 
 
@@ -134,7 +134,7 @@ class _Ahead(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, how: ReadOptions, queries: Tensor, nulls: Tensor | None, *sources: Tensor
+        ctx: Context, how: ReadOptions, queries: Tensor, nulls: Tensor | None, *sources: Tensor
     ) -> tuple[Tensor, ...]:
         wide = norm.accumulator(sources[0].dtype)
         reads, sums, lse = _group(queries, list(sources), nulls, None, None, wide, how.eps, how.heads, 1)
@@ -144,7 +144,7 @@ class _Ahead(torch.autograd.Function):
         return (reads, lse, *sources)
 
     @staticmethod
-    def backward(ctx: Any, dreads: Tensor | None, dlse: Tensor | None, *later: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Context, dreads: Tensor | None, dlse: Tensor | None, *later: Tensor | None) -> Gradients:
         queries, nulls, sums, *sources = ctx.saved_tensors
         how, wanted, like = ctx.how, ctx.needs_input_grad, sources[0]
         if dreads is None:
@@ -166,7 +166,7 @@ class _Merge(torch.autograd.Function):
     """The read over a carry's sources and these."""
 
     @staticmethod
-    def forward(ctx: Any, how: ReadOptions, query: Tensor, value: Tensor, lse: Tensor, *sources: Tensor) -> Tensor:
+    def forward(ctx: Context, how: ReadOptions, query: Tensor, value: Tensor, lse: Tensor, *sources: Tensor) -> Tensor:
         read, sums, _ = _group(
             query[None], list(sources), None, value[None], lse[None], sources[0].dtype,
             how.eps, how.heads, int(how.scale),
@@ -176,7 +176,7 @@ class _Merge(torch.autograd.Function):
         return read[0]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> Gradients:
         query, value, lse, sums, *sources = ctx.saved_tensors
         how, wanted = ctx.how, ctx.needs_input_grad
         if torch.is_grad_enabled():

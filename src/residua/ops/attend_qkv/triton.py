@@ -12,8 +12,6 @@ No GPU has timed this: see `residua.ops._triton`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +20,7 @@ from torch import Tensor
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
 from residua.ops import norm
+from residua.ops._context import Context, Gradients, Inputs
 from residua.ops._triton_device import accumulator, head_rows, source
 from residua.ops._triton_table import addresses
 
@@ -89,7 +88,7 @@ def _backward_kernel(
     tl.store(dquery + at, (dq * SCALE).to(dquery.dtype.element_ty), mask=mask)
 
 
-def _settings(query: Tensor, heads: int) -> dict[str, Any]:
+def _settings(query: Tensor, heads: int) -> host.Settings:
     width = query.shape[-1]
     block_heads, block_width = host.power(heads), host.power(width // heads)
     block_tokens = host.tokens_a_block(block_heads * block_width)
@@ -144,14 +143,14 @@ def _(dout, sums, query, keys, values, wanted, heads):
     return [torch.empty_like(one, memory_format=torch.contiguous_format) for one in asked]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     query, keys, values, ctx.heads = inputs
     ctx.count = len(keys)
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(query, output[1], *keys, *values)
 
 
-def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Context, dout: Tensor | None, _: Tensor | None) -> Gradients:
     if dout is None:
         return (None,) * 4
     query, sums, *rest = ctx.saved_tensors

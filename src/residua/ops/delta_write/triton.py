@@ -13,14 +13,13 @@ No GPU has timed this: see `residua.ops._triton`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from residua.ops import _triton as host
+from residua.ops._context import Context, Inputs
 from residua.ops._triton_device import row_blocks
 
 
@@ -114,12 +113,12 @@ def _(dout, X, k, value, beta, eps):
     return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (X, k, value, beta))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     *tensors, ctx.eps = inputs
     ctx.save_for_backward(*tensors)
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Context, dout: Tensor) -> tuple[Tensor | None, ...]:
     return *_delta_write_backward(dout, *ctx.saved_tensors, ctx.eps), None
 
 

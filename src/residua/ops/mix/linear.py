@@ -7,12 +7,12 @@ fuses, and decides for itself what to keep.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from residua.native.guard import differentiate, traced
+from residua.ops._context import Context
 from residua.ops.mix import reference
 from residua.ops.norm import accumulator
 
@@ -58,12 +58,12 @@ class LinearMix(torch.autograd.Function):
     """sum_n w_n v_n."""
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, *sources: Tensor) -> Tensor:
+    def forward(ctx: Context, weights: Tensor, *sources: Tensor) -> Tensor:
         ctx.save_for_backward(weights, *sources)
         return _mix(weights, sources).to(sources[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, *sources = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         if torch.is_grad_enabled():

@@ -14,12 +14,13 @@ import triton
 from torch import Tensor
 
 from residua.ops import _triton as host
+from residua.ops._context import Context
 from residua.ops._triton_device import accumulator
 from residua.ops.mix.triton import _backward_kernel, _forward_kernel, blocks
 from residua.ops.remix.reference import added
 
 
-def _settings(weights: Tensor, H: Tensor, *, whole: bool) -> dict[str, Any]:
+def _settings(weights: Tensor, H: Tensor, *, whole: bool) -> host.Settings:
     outputs, width = weights.shape[-1], H.shape[-1]
     return {
         "WIDTH": width, "LANES": outputs, "TABLE": False, "ALIGNED": False, "ACC": accumulator(H.dtype),
@@ -69,11 +70,11 @@ def _(dout, weights, H):
     return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (weights, H))
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _save(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+def _backward(ctx: Context, dout: Tensor) -> tuple[Tensor, Tensor]:
     weights, H = ctx.saved_tensors
     return _remix_backward(dout, weights, H)
 

@@ -8,8 +8,6 @@ sum a program, added up afterwards. No GPU has timed this: see `residua.ops._tri
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -18,6 +16,7 @@ from torch import Tensor
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
 from residua.ops import norm
+from residua.ops._context import Context, Inputs
 from residua.ops._triton_device import accumulator
 
 
@@ -92,7 +91,7 @@ def _taps_backward_kernel(
     tl.store(into, tl.sum(total, 0), mask=c < WIDTH)
 
 
-def _settings(x: Tensor, taps: Tensor) -> tuple[int, dict[str, Any]]:
+def _settings(x: Tensor, taps: Tensor) -> tuple[int, host.Settings]:
     """Blocks of channels, and the constants of a kernel."""
     width = taps[0].numel()
     block_width = min(512, host.power(width))
@@ -139,11 +138,11 @@ def _(dout, x, tail, taps):
     return tuple(torch.empty_like(one, memory_format=torch.contiguous_format) for one in (x, tail, taps))
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Context, inputs: Inputs, output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _backward(ctx: Context, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _shortconv_backward(dout, *ctx.saved_tensors)
 
 

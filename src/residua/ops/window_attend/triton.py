@@ -13,14 +13,13 @@ Nothing is added by atomics: the bias is summed by distance in each program, the
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 from torch import Tensor
 
 from residua.native.guard import Unsupported
 from residua.ops import _triton as host
+from residua.ops._context import Context, Gradients, Inputs
 from residua.ops._triton_device import accumulator
 from residua.ops.window_attend import reference
 from residua.ops.window_attend import triton_device as device
@@ -52,7 +51,7 @@ def _bounds(positions: Tensor, size: int) -> Tensor:
 def _arguments(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, queries: Tensor, keys: Tensor,
     window: int, local: bool, causal: bool,
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:  # fmt: skip
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], tuple[int, ...], host.Settings]:  # fmt: skip
     """What every kernel takes: q, k, v and the bias; positions and their blocks' bounds; the sizes; the settings."""
     q, k, v, queries, keys = _packed(q), _packed(k), _packed(v), queries.contiguous(), keys.contiguous()
     heads, tokens, width = q.shape[1:]
@@ -122,13 +121,13 @@ def _(dout, out, lse, q, k, v, bias, queries, keys, window, local, causal):
     return [_dense_like(one) for one in (q, k, v, bias) if one is not None]
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Context, inputs: Inputs, output: tuple[Tensor, Tensor]) -> None:
     q, k, v, bias, queries, keys, *ctx.options = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, q, k, v, bias, queries, keys)
 
 
-def _backward(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Context, dout: Tensor | None, _: Tensor | None) -> Gradients:
     if dout is None:
         return (None,) * 9
     dq, dk, dv, *dbias = _window_attend_backward(dout, *ctx.saved_tensors, *ctx.options)
