@@ -11,6 +11,7 @@ import pytest
 
 from residua.lab import figures
 from residua.lab.compare import read_series
+from residua.lab.plots.sizes import size_charts
 from residua.lab.plots.standalone import pictures
 from tests.figures.synthetic import write_comparison
 
@@ -46,6 +47,31 @@ def test_curves_have_a_point_for_every_validation(drawn):
     lines = re.findall(r'class="line" d="(M[^"h]*)"', text)
     expected = [len(curve["tokens"]) - 1 for curve in drawn["curves"].values()]
     assert [line.count("L") + 1 for line in lines] == 2 * expected
+
+
+def test_a_design_has_one_line_over_its_sizes():
+    """Loss at all three places, and shares of deep reads where there are any; rows of one size have no such picture."""
+    row = {"mean": 2.0, "low": 1.9, "high": 2.1}
+    deep = {"max_weight": [None, 0.9, 0.3, 0.5], "deep": [False, False, True, True]}
+    plain = {"max_weight": [None] * 4, "deep": deep["deep"]}
+    sized = [(name, size) for size in ("8x16", "2x32", "16x16") for name in ("standard", "delta", "mudd")]
+    slugs = {f"{name}-{size}": f"{name} | {size}" for name, size in sized if (name, size) != ("mudd", "16x16")}
+    figures = {
+        "labels": slugs,
+        "quality": {slug: {"baseline": f"standard-{slug.split('-')[1]}", "bits_per_byte": row} for slug in slugs},
+        "depth": {slug: plain if slug.startswith("standard") else deep for slug in slugs},
+    }
+    (loss, shares), series = size_charts(figures)
+    assert [each["label"] for each in series] == ["standard", "delta", "mudd"]
+    places = [re.findall(r'class="tick middle" x="([\d.]+)"[^>]*>(\d+x\d+)', chart) for chart in (loss, shares)]
+    assert [[name for _, name in one] for one in places] == 2 * [["2x32", "8x16", "16x16"]]
+    assert re.findall(r"<title>(.*?)</title>", loss) == ["standard", "delta", "mudd"]
+    assert [line.count("L") + 1 for line in re.findall(r'class="line" d="([^"]*)"', loss)] == [3, 3, 2]
+    lines = re.findall(r'class="line" d="([^"]*)"', shares)
+    assert [line.count("L") + 1 for line in lines] == [3, 2]
+    assert {point.split()[1] for point in lines[0][1:].split("L")} == {"136.4"}, "0.4 of the height"
+    assert size_charts({**figures, "labels": {slug: f"{name} | 8x16" for slug, name in slugs.items()}}) == ([], [])
+    assert size_charts({**figures, "labels": {slug: slug for slug in slugs}}) == ([], [])
 
 
 def test_labels_are_escaped(drawn):

@@ -22,7 +22,7 @@ MEASURED = {
     "output_rms": "RMS of what the sublayer adds",
     "gradient_norm": "gradient norm at its output",
 }
-PAPER = {"states": 0.2, "deltas": 0.6, "source": "arXiv 2605.18855, deep layers"}
+PAPER: Record = {"states": 0.2, "deltas": 0.6, "source": "arXiv 2605.18855, deep layers"}
 """The largest weight of a read that the Delta paper reports of routing over states and over deltas."""
 SHARES = ("max_weight", "normalised_entropy")
 BLOCKS = "Transformer block (the head is last)"

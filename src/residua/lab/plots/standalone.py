@@ -13,6 +13,7 @@ from html import escape
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
 from residua.lab.plots.charts import PAPER, curve_charts, depth_charts, measured_in, quality_charts, weight_maps
+from residua.lab.plots.sizes import size_charts
 from residua.lab.plots.style import look_of
 
 GAP, PAD = 24, 16
@@ -30,6 +31,7 @@ def pictures(figures: Record) -> dict[str, str]:
         "routing": sheet(weight_maps(maps, headed=True), [], 3),
         "depth": sheet(depth_charts(data, measured), data["series"], 3),
         "quality": sheet(quality_charts(data), data["series"], 2),
+        "sizes": sheet(*size_charts(figures), 2),
     }
     return {name: text for name, text in found.items() if text}
 

@@ -56,6 +56,8 @@ class Chart:
     references: Sequence[tuple[float, str]] = field(default_factory=list)
     whole: bool = False
     """Only whole numbers are named on the x axis: there is no block 1.5."""
+    names: Sequence[str] = ()
+    """What 0, 1, 2, ... on the x axis are called, where they are no numbers."""
 
 
 def style(series: Record) -> str:
@@ -75,7 +77,9 @@ def lines(chart: Chart) -> str:
     if min(ys) > 0.5 * high and not chart.share and not log:
         low = min(ys) - 0.08 * (high - min(ys) or high)
     high = high if high > low else low + 1
-    across = scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, WIDTH - RIGHT)
+    first, last = (0, len(chart.names) - 1) if chart.names else (min(xs), max(xs))
+    room = 18 if chart.names else 0  # a name stands on both sides of its place
+    across = scale(first, last if last > first else first + 1, LEFT + room, WIDTH - RIGHT - room)
     up = scale(low, high, HEIGHT - BOTTOM, TOP, log=log)
     title = f"{chart.title} (log scale)" if log else chart.title
     parts = [text(LEFT, 15, title, "title"), text(WIDTH - RIGHT, HEIGHT - 6, chart.x_title, "tick end")]
@@ -83,8 +87,11 @@ def lines(chart: Chart) -> str:
         left, right = (across(x) for x in chart.shaded)
         parts.append(f'<rect class="shaded" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
                      f'height="{HEIGHT - TOP - BOTTOM}"/>')  # fmt: skip
-    named = ticks(min(xs), max(xs), 6, whole=chart.whole)
-    parts += _axes(across, up, named, log_ticks(low, high) if log else ticks(low, high, 5), short)
+    named = range(len(chart.names)) if chart.names else ticks(min(xs), max(xs), 6, whole=chart.whole)
+    parts += _axes(
+        across, up, named, log_ticks(low, high) if log else ticks(low, high, 5),
+        lambda place: chart.names[int(place)] if chart.names else short(place),
+    )  # fmt: skip
     for value, name in chart.references:
         parts.append(f'<path class="reference" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(text(WIDTH - RIGHT, up(value) - 4, name, "tick end"))
