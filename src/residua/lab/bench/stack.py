@@ -13,8 +13,7 @@ from torch import Tensor
 
 from residua.lab.bench.device import current
 from residua.lab.bench.forms import public_read
-from residua.lab.bench.timing import Form, exponent, interleave
-from residua.lab.common.files import Values
+from residua.lab.bench.timing import Form, Measured, exponent, interleave
 from residua.plan import Plan, parse_layout
 from residua.registry import build
 from residua.runner import walk
@@ -75,7 +74,7 @@ def public(
 
 def measure(
     depths: Sequence[int], width: int, tokens: int, seconds: float, types: Sequence[torch.dtype] = TYPES
-) -> Values:
+) -> Measured:
     """Every type, its name first."""
     found = {str(dtype).removeprefix("torch."): _type(dtype, depths, width, tokens, seconds) for dtype in types}
     return {"width": width, "tokens": tokens, "types": found}
@@ -83,7 +82,7 @@ def measure(
 
 def _type(
     dtype: torch.dtype, depths: Sequence[int], width: int, tokens: int, seconds: float, blocks: int = 4
-) -> Values:
+) -> Measured:
     """Standard, full and block deltas, ours and public, over depth.
 
     The public forms take so long that a budget holds few rounds of them. So ours also run without them, in many rounds,
@@ -114,7 +113,7 @@ def _type(
     return {"rows": rows, "growth": _growth(rows)}
 
 
-def _growth(rows: list[Values]) -> dict[str, float]:
+def _growth(rows: list[Measured]) -> dict[str, float]:
     """Exponents of the time over that of `standard`: what the design adds."""
     if len(rows) < 2:
         return {}

@@ -5,14 +5,13 @@ The label of a row ends in its size, as ` | 8x64`; where rows have more than one
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
 
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
 from residua.lab.plots.charts import PAPER
 from residua.lab.plots.style import look_of
+from residua.lab.runs import mean_if_all
 
 _SIZED = re.compile(r"(?P<design>.*) \| (?P<depth>\d+)x(?P<width>\d+)")
 AXIS = "blocks x width"
@@ -52,7 +51,5 @@ def size_charts(figures: Record) -> tuple[list[str], list[Values]]:
 
 def _deep_share(depth: Record) -> float | None:
     """The mean over the sites of the deep third that choose."""
-    found: Sequence[float] = [
-        share for share, deep in zip(depth["max_weight"], depth["deep"], strict=True) if deep and share is not None
-    ]
-    return math.fsum(found) / len(found) if found else None
+    sites = zip(depth["max_weight"], depth["deep"], strict=True)
+    return mean_if_all(share for share, deep in sites if deep and share is not None)
