@@ -91,8 +91,10 @@ def test_plan_round_trips_and_plans_of_before_keep_their_json():
         ({"tune": {**TUNE, "carry": "depth"}}, "tune.carry is none, width, completep"),
         ({"tune": {"carry": "width"}}, "give tune.lr"),
         ({"tune": {**TUNE, "check": "2x16"}}, "at a size after the first"),
+        ({"tune": {**TUNE, "check": ["2x32", "2x16"]}}, "tune.check=2x16"),
+        ({"tune": {**TUNE, "check": 2}}, "tune.check is a list"),
         ({"tune": {**TUNE, "check": "2x32", "carry": "none"}}, "checks a rule"),
-        ({"tune": {**TUNE, "check": None}}, "needs tune.check"),
+        ({"tune": {**TUNE, "check": []}}, "needs tune.check"),
         ({"tune": {**TUNE, "check_designs": ["delta"]}}, "not among the designs"),
         ({"until": {"half_width": 0}, "sizes": SIZES[:2]}, "until.half_width is a positive number"),
         ({"until": {"half_width": 0.01, "most_seeds": 4}, "sizes": SIZES[:2]}, "at least the 5 seeds"),
@@ -111,7 +113,7 @@ def test_wrong_ladder_is_one_error(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("rule", "factors"), [("width", {"2x32": 0.5, "4x64": 0.25}), ("completep", {"2x32": 0.5, "4x64": 0.125})]
+    ("rule", "factors"), [("width", {"2x32": 0.5, "4x64": 0.25}), ("completep", {"2x32": 0.5, "4x64": 0.25 / 2**0.5})]
 )
 def test_rates_of_the_first_size_are_carried_by_the_rule(tmp_path, rule, factors):
     one = plan(tune={**TUNE, "carry": rule})
@@ -121,10 +123,23 @@ def test_rates_of_the_first_size_are_carried_by_the_rule(tmp_path, rule, factors
         leave(tmp_path / run.folder, run.config, 3 + abs(run.config.lr - best))
     rates = choose_rates(one, tmp_path)
     for size, factor in factors.items():
-        assert rates[f"standard | {size}"] == {"lr": pytest.approx(2e-3 * factor)}
-        assert rates[f"mudd | {size}"] == {"lr": pytest.approx(4e-3 * factor)}
+        # a carried rate has six digits
+        assert rates[f"standard | {size}"] == {"lr": float(f"{2e-3 * factor:.6g}")}
+        assert rates[f"mudd | {size}"] == {"lr": float(f"{4e-3 * factor:.6g}")}
     assert [run.config.lr for run in one.checking(rates)] == pytest.approx([5e-4, 1e-3, 2e-3])
     assert {run.variant.label for run in one.checking(rates)} == {"standard | 2x32"}
+
+
+def test_rule_may_be_checked_at_several_sizes(tmp_path):
+    one = plan(tune={**TUNE, "check": ["2x32", "4x64"]})
+    assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
+    rates = {variant.label: {"lr": 1e-3} for variant in one.variants()}
+    assert [run.variant.label for run in one.checking(rates)] == 3 * ["standard | 2x32"] + 3 * ["standard | 4x64"]
+
+
+def test_plan_with_one_checked_size_keeps_its_json():
+    assert plan().to_json()["tune"]["check"] == "2x32"
+    assert plan(tune={**TUNE, "check": ["2x32"]}).digest == plan().digest
 
 
 def climbed(out, *, gap=-0.1, slower=1.0, best=1e-3, exponent=0.2, **settings):

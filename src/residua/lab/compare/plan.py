@@ -178,12 +178,12 @@ class ComparePlan:
         ]
 
     def checking(self, rates: Mapping[str, Mapping[str, float]]) -> list[Run]:
-        """The runs that check the rule that carried these rates (by label): three around each, at one higher size."""
+        """The runs that check the rule that carried these rates (by label): three around each, at other sizes."""
         names = self.tune.check_designs or tuple(variant.design for variant in self.variants())
         return [
             self._trial("check", variant, {key: rate * factor for key, rate in rates[variant.label].items()}, seed)
             for variant in self.variants()
-            if str(variant.size) == self.tune.check and variant.design in names and variant.label in rates
+            if str(variant.size) in self.tune.check and variant.design in names and variant.label in rates
             for factor, seed in product(AROUND, self.tune.seeds)
         ]
 
@@ -226,6 +226,8 @@ class ComparePlan:
             for key in later:
                 if not table[key] or table[key] == "none":
                     del table[key]
+        if len(check := values["tune"].get("check", ())) == 1:
+            values["tune"]["check"] = check[0]
         for size in values["sizes"]:
             for key in ("tokens_per_parameter", "seeds", "designs"):
                 if not size[key]:
@@ -252,7 +254,7 @@ class ComparePlan:
         if "also" in settings:
             settings["also"] = tuple(_row(one) for one in _sequence("also", settings["also"]))
         if "tune" in settings:
-            settings["tune"] = _table(Tune, "tune", settings["tune"])
+            settings["tune"] = _table(Tune, "tune", _listed_check(settings["tune"]))
         if settings.get("until") is not None:
             settings["until"] = _table(Until, "until", settings["until"])
         return cls(**settings)
@@ -291,6 +293,12 @@ def _sequence(key: str, values: object) -> tuple[Any, ...]:
     if not isinstance(values, list | tuple):
         raise ValueError(f"{key} is a list, not {values!r}")
     return tuple(values)
+
+
+def _listed_check(tune: Any) -> Any:
+    """The table with its one size of a check as a list of sizes."""
+    one = isinstance(tune, Mapping) and isinstance(tune.get("check"), str)
+    return {**tune, "check": [tune["check"]]} if one else tune
 
 
 def _row(values: Any) -> tuple[str, str]:
