@@ -16,7 +16,7 @@ from residua.registry import build
 CLAIM = PaperClaim(claim="It is better", who="a paper", results="main", own="mhc")
 
 
-def write(folder, rows, *, key="loss", diverged=(), owed=()):
+def write(folder, rows, *, key="loss", diverged=(), owed=(), check=()):
     """A results file: rows of design, size and the values of its seeds, the baseline of a size first."""
     made, runs, bases = [], [], {}
     for design, size, values in rows:
@@ -45,6 +45,11 @@ def write(folder, rows, *, key="loss", diverged=(), owed=()):
         ]
         found |= {"unfinished": {"runs": 1, "of": 9, "rows": rows}}
         found |= {"plan": {"designs": ["standard", "mhc"], "baseline": None, "layouts": ["attn,mlp"]}}
+    if check:
+        found["ladder"] = {
+            "tuned_at": "2x8",
+            "check": [{"label": label, "holds": lost == 0, "lost": lost} for label, lost in check],
+        }
     (folder / "main" / "results.json").write_text(json.dumps(found))
     return folder
 
@@ -96,6 +101,29 @@ def test_trend_is_the_slope_over_doublings(tmp_path):
     assert one.verdict == "holds"
     assert one.difference.mean == pytest.approx(-0.1)
     assert "-0.1000 nats a doubling" in one.measured()
+
+
+@pytest.mark.parametrize(
+    ("size", "lost", "verdict"),
+    [
+        ("depth", 0.0, "holds"),
+        ("depth", 0.1, "holds"),  # from 2 to 8 blocks the difference changes by 0.2
+        ("depth", 0.3, "undecided"),
+        ("depth", None, "undecided"),  # the carried rate diverged
+        ("8x8", 0.3, "undecided"),
+        ("4x8", 0.3, "holds"),  # checked elsewhere
+        ("2x8", 0.3, "does not show"),  # tuned there
+    ],
+)
+def test_rates_that_lost_more_than_the_claim_leave_it_undecided(tmp_path, size, lost, verdict):
+    rows = []
+    for depth, gain in ((2, 0.0), (4, 0.1), (8, 0.2)):
+        at = f"{depth}x8"
+        rows += [("standard", at, [2.0, 2.1, 2.2]), ("mhc", at, [2.0 - gain, 2.101 - gain, 2.199 - gain])]
+    folder = write(tmp_path, rows, check=[("standard | 8x8", lost)])
+    (one,) = judge(folder, [replace(CLAIM, size=size)])
+    assert one.verdict == verdict
+    assert ("the carried rates lost more than that: standard | 8x8" in one.measured()) == (verdict == "undecided")
 
 
 def test_weights_of_two_rows_are_compared(tmp_path):

@@ -2,7 +2,8 @@
 
     gap_s = own_s - against_s for every seed s       holds, contradicted: the interval leaves out zero, on which side
                                                      does not show: it does not
-                                                     undecided: the two halves of the seeds disagree
+                                                     undecided: the two halves of the seeds disagree, or the
+                                                     rates lost more than what is claimed
 
 p-values of the claims that one results file answers are corrected together (Holm); `paper_claims.toml` has the claims.
 A comparison that is not finished answers the claims whose rows have seeds enough for an interval, and says so; the
@@ -64,6 +65,8 @@ class Judged:
     command: str = ""
     planned: int = 0
     """The seeds that an unfinished comparison will have; 0 of a finished one."""
+    doubt: str = ""
+    """Why a difference in the loss may be one of the rates and not of the designs."""
 
     def measured(self) -> str:
         """The mean difference and over how many seeds; what would measure it, or why nothing can."""
@@ -72,7 +75,8 @@ class Judged:
         doubling = " a doubling" if self.claim.size == DEPTH else f" at {self.claim.size}" if self.claim.size else ""
         unit = UNITS[self.claim.measure]
         so_far = f" so far, of {self.planned}" if self.planned else ""
-        return f"{self.difference.mean:+.4f} {unit}{doubling}, {self.difference.seeds} seeds{so_far}"
+        doubt = f"; {self.doubt}" if self.doubt else ""
+        return f"{self.difference.mean:+.4f} {unit}{doubling}, {self.difference.seeds} seeds{so_far}{doubt}"
 
     def interval(self) -> str:
         """At 95 %, of the mean; none below three seeds."""
@@ -165,6 +169,8 @@ def _answered(listed: Sequence[PaperClaim], file: Path, folder: Path) -> list[Ju
             one = Judged(claim=replace(claim, note=late or "a seed diverged"), verdict=_unmeasured(claim, late, lost))
         else:
             one = replace(_judged(claim, each, gap, None if gap.p is None else next(adjusted)), planned=count)
+            if doubt := _mistuned(claim, gap, results):
+                one = replace(one, verdict="undecided", doubt=doubt)
         found.append(replace(one, source=cited(file, folder), command=results["command"]))
     return found
 
@@ -190,14 +196,41 @@ def _judged(claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjuste
     return Judged(claim=claim, verdict=verdict, difference=whole, halves=means)
 
 
+def _mistuned(claim: PaperClaim, gap: Difference, results: Record) -> str:
+    """What the check of the rule that carried the rates found, where that is more than the claim is about.
+
+    A claim about a trend is about the difference between the first and the last depth.
+    """
+    ladder = results.get("ladder")
+    if claim.measure != "loss" or not claim.size or not ladder or claim.size == ladder["tuned_at"]:
+        return ""
+    doublings = _doublings(_sizes(claim, results)) if claim.size == DEPTH else [0.0, 1.0]
+    change = abs(gap.mean) * (max(doublings) - min(doublings))
+    failed = [row for row in ladder["check"] if not row["holds"] and (row["lost"] is None or row["lost"] > change)]
+    if claim.size != DEPTH:
+        failed = [row for row in failed if row["label"].split(" | ")[-1] == claim.size]
+    costs = ", ".join(
+        f"{row['label']} {'all' if row['lost'] is None else format(row['lost'], '.3f')}" for row in failed
+    )
+    return f"the carried rates lost more than that: {costs}" if failed else ""
+
+
+def _sizes(claim: PaperClaim, results: Record) -> list[str]:
+    return [row["size"] for row in results["rows"] if row["baseline"]] if claim.size == DEPTH else [claim.size]
+
+
+def _doublings(sizes: Sequence[str]) -> list[float]:
+    return [math.log2(int(size.partition("x")[0])) for size in sizes]
+
+
 def _gaps(claim: PaperClaim, results: Record) -> list[float]:
     """Own less against, seed by seed; for `depth` the slope of that over the logarithm of the depth."""
-    sizes = [row["size"] for row in results["rows"] if row["baseline"]] if claim.size == DEPTH else [claim.size]
+    sizes = _sizes(claim, results)
     by_size = {size: _paired_at(claim, size, results) for size in sizes}
     seeds = sorted(set.intersection(*(set(each) for each in by_size.values())))
     if claim.size != DEPTH:
         return [by_size[claim.size][seed] for seed in seeds]
-    steps = [math.log2(int(size.partition("x")[0])) for size in sizes]
+    steps = _doublings(sizes)
     return [_slope(steps, [by_size[size][seed] for size in sizes]) for seed in seeds]
 
 
