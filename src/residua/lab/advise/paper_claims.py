@@ -50,6 +50,8 @@ class PaperClaim:
     size: str = ""
     expect: Literal["lower", "higher"] = "lower"
     note: str = ""
+    headline: bool = False
+    """Whether the README shows it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
