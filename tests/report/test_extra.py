@@ -196,3 +196,13 @@ def test_ladders_are_shown_where_results_have_them(compared, data):
     ):
         assert words in page
     assert 'id="ladder"' not in render(data)
+
+
+def test_comparison_over_sizes_has_a_picture_of_them(data):
+    assert 'id="sizes"' not in render(data)
+    sized = [{**each, "label": f"delta & co | {2**place}x16"} for place, each in enumerate(data["series"])]
+    page = render(data | {"series": sized})
+    (panels,) = re.findall(r'<div class="panels" id="sizes">(.*?)</div>\n<p class="note">(.*?)</p>', page, re.DOTALL)
+    assert panels[0].count("<figure>") == 2
+    assert {"1x16", "2x16"} <= set(re.findall(r'class="tick middle"[^>]*>(\d+x\d+)', panels[0]))
+    assert re.findall(r"<bdi>(.*?)</bdi>", panels[1]) == ["delta &amp; co"], "one line for all sizes of a design"

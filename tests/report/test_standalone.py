@@ -12,7 +12,7 @@ import pytest
 from residua.lab import figures
 from residua.lab.compare import read_series
 from residua.lab.plots.sizes import size_charts
-from residua.lab.plots.standalone import pictures
+from residua.lab.plots.standalone import listed, pictures
 from tests.figures.synthetic import write_comparison
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,8 @@ def test_a_design_has_one_line_over_its_sizes():
         "quality": {slug: {"baseline": f"standard-{slug.split('-')[1]}", "bits_per_byte": row} for slug in slugs},
         "depth": {slug: plain if slug.startswith("standard") else deep for slug in slugs},
     }
-    (loss, shares), series = size_charts(figures)
+    figures["curves"] = {}
+    (loss, shares), series = size_charts(listed(figures))
     assert [each["label"] for each in series] == ["standard", "delta", "mudd"]
     places = [re.findall(r'class="tick middle" x="([\d.]+)"[^>]*>(\d+x\d+)', chart) for chart in (loss, shares)]
     assert [[name for _, name in one] for one in places] == 2 * [["2x32", "8x16", "16x16"]]
@@ -70,8 +71,8 @@ def test_a_design_has_one_line_over_its_sizes():
     lines = re.findall(r'class="line" d="([^"]*)"', shares)
     assert [line.count("L") + 1 for line in lines] == [3, 2]
     assert {point.split()[1] for point in lines[0][1:].split("L")} == {"136.4"}, "0.4 of the height"
-    assert size_charts({**figures, "labels": {slug: f"{name} | 8x16" for slug, name in slugs.items()}}) == ([], [])
-    assert size_charts({**figures, "labels": {slug: slug for slug in slugs}}) == ([], [])
+    for labels in ({slug: f"{name} | 8x16" for slug, name in slugs.items()}, {slug: slug for slug in slugs}):
+        assert size_charts(listed({**figures, "labels": labels})) == ([], [])
 
 
 def test_labels_are_escaped(drawn):

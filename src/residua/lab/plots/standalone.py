@@ -31,7 +31,7 @@ def pictures(figures: Record) -> dict[str, str]:
         "routing": sheet(weight_maps(maps, headed=True), [], 3),
         "depth": sheet(depth_charts(data, measured), data["series"], 3),
         "quality": sheet(quality_charts(data), data["series"], 2),
-        "sizes": sheet(*size_charts(figures), 2),
+        "sizes": sheet(*size_charts(data), 2),
     }
     return {name: text for name, text in found.items() if text}
 

@@ -29,6 +29,7 @@ from residua.lab.plots.charts import (
     quality_charts,
     weight_maps,
 )
+from residua.lab.plots.sizes import size_charts
 from residua.lab.report.extra import grid_of
 from residua.lab.report.guide import VIEWS
 from residua.lab.runs import mean_if_all
@@ -60,6 +61,7 @@ def render(data: Record) -> str:
     )
     views = _views(data)
     measured = measured_in(data)
+    sizes, lines = size_charts(data)
     return environment.get_template("page.html.jinja").render(
         data=data,
         policy=policy,
@@ -72,6 +74,7 @@ def render(data: Record) -> str:
         starts={0, *accumulate(len(group["columns"]) for group in (data["summary"] or {"groups": ()})["groups"])},
         figures={
             "forest": _forest(data),
+            "sizes": {"charts": sizes, "lines": [(svg.style(each), each["label"]) for each in lines]},
             "curves": curve_charts(data) if data["curves"] else [],
             "routing": _maps(data),
             "depth": depth_charts(data, measured),
