@@ -96,6 +96,10 @@ def test_plan_round_trips_and_plans_of_before_keep_their_json():
         ({"tune": {**TUNE, "check": "2x32", "carry": "none"}}, "checks a rule"),
         ({"tune": {**TUNE, "check": []}}, "needs tune.check"),
         ({"tune": {**TUNE, "check_designs": ["delta"]}}, "not among the designs"),
+        ({"sizes": [SIZES[0], {**SIZES[1], "lr": [2e-3]}]}, "carry is none"),
+        ({"sizes": [{**SIZES[0], "lr": [2e-3]}], "tune": {}}, "in place of tune.lr"),
+        ({"sizes": [{**SIZES[0], "lr": [-1]}], "tune": {"lr": [1e-3]}}, "sizes: lr of 2x16 are positive numbers"),
+        ({"sizes": [{**SIZES[0], "lr": [1e-3, 1e-3]}], "tune": {"lr": [1e-3]}}, "lr of 2x16 names a rate twice"),
         ({"until": {"half_width": 0}, "sizes": SIZES[:2]}, "until.half_width is a positive number"),
         ({"until": {"half_width": 0.01, "most_seeds": 4}, "sizes": SIZES[:2]}, "at least the 5 seeds"),
         ({"until": {"half_width": 0.01, "add": 0}, "sizes": SIZES[:2]}, "until.add is a whole number"),
@@ -135,6 +139,26 @@ def test_rule_may_be_checked_at_several_sizes(tmp_path):
     assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
     rates = {variant.label: {"lr": 1e-3} for variant in one.variants()}
     assert [run.variant.label for run in one.checking(rates)] == 3 * ["standard | 2x32"] + 3 * ["standard | 4x64"]
+
+
+def test_sizes_may_have_rates_of_their_own(tmp_path):
+    own = [2e-3, 6e-3]
+    one = plan(sizes=[SIZES[0], {**SIZES[1], "lr": own}], tune={"lr": [1e-3, 2e-3, 4e-3], "seeds": [100]})
+    assert ComparePlan.from_json(json.loads(json.dumps(one.to_json()))) == one
+    tried = {
+        size: sorted({run.config.lr for run in one.tuning() if str(run.variant.size) == size})
+        for size in ("2x16", "2x32")
+    }
+    assert tried == {"2x16": [1e-3, 2e-3, 4e-3], "2x32": own}
+    for run in one.tuning():
+        leave(tmp_path / run.folder, run.config, 3 + abs(run.config.lr - 2e-3))
+    rates = choose_rates(one, tmp_path)
+    assert {each["lr"] for each in rates.values()} == {2e-3}
+    for run in one.runs(rates):
+        leave(tmp_path / run.folder, run.config, 3 + 0.01 * run.config.seed)
+    rows = collect(one, tmp_path)["rows"]
+    assert {row["size"]: row["edge"] for row in rows} == {"2x16": False, "2x32": True}
+    assert {row["size"]: row["trials"] for row in rows} == {"2x16": 3, "2x32": 2}
 
 
 def test_plan_with_one_checked_size_keeps_its_json():

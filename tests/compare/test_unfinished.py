@@ -59,7 +59,9 @@ def test_runs_are_made_size_by_size_and_there_seed_by_seed():
     ]
 
 
-def test_rule_is_checked_between_the_first_size_and_the_others(tmp_path, monkeypatch):
+@pytest.fixture
+def order(monkeypatch):
+    """The kind and size of every run that a comparison would make; all end with the same loss."""
     order = []
 
     def execute(runs, out, **_):
@@ -71,9 +73,19 @@ def test_rule_is_checked_between_the_first_size_and_the_others(tmp_path, monkeyp
     data = type("Data", (), {"manifest": {"fingerprint": "f" * 64, "tokens": {"train": 1000}}})
     monkeypatch.setattr(run, "execute", execute)
     monkeypatch.setattr("residua.lab.data.prepare", lambda *_, **__: data)
+    return order
+
+
+def test_rule_is_checked_between_the_first_size_and_the_others(tmp_path, order):
     compare(plan(), tmp_path, draw=False)
     assert list(dict.fromkeys(order)) == ["tune 2x16", "runs 2x16", "check 2x32", "runs 2x32"]
     assert len(order) == 6 + 12 + 3 + 12
+
+
+def test_without_a_rule_every_size_is_tuned_and_then_trained(tmp_path, order):
+    compare(plan(tune={"lr": [1e-3, 2e-3], "seeds": [100]}), tmp_path, draw=False)
+    assert list(dict.fromkeys(order)) == ["tune 2x16", "runs 2x16", "tune 2x32", "runs 2x32"]
+    assert len(order) == 6 + 12 + 6 + 12
 
 
 def test_table_so_far_pairs_the_seeds_that_are_there(tmp_path):

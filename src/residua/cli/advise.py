@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def command(
     goal: str = typer.Option(None, help="Objective: quality, shortcut, local or depth."),
-    size: str = typer.Option(None, help="Model size: demo, 220M, 350M, 533M, 1B, 3B or 7.6B."),
+    size: str = typer.Option(None, help="Model size: demo, 220M, 350M, 533M, 1B, 3B, 7.6B, or DEPTHxWIDTH[xHEADS]."),
     config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
     context: int = typer.Option(None, help="Sequence length in tokens."),
     parallel: str = typer.Option(None, help="Parallelism between devices: none, pipeline or context."),
@@ -66,7 +66,7 @@ def command(
 NO_LIMIT = "as a multiple of the standard network's (0: no limit)"
 QUESTIONS: Values = {
     "goal": ("quality", "Objective: quality, shortcut, local or depth"),
-    "size": ("220M", "Model size: demo, 220M, 350M, 533M, 1B, 3B or 7.6B"),
+    "size": ("220M", "Model size: demo, 220M, 350M, 533M, 1B, 3B, 7.6B, or DEPTHxWIDTH[xHEADS]"),
     "context": (2048, "Sequence length in tokens"),
     "parallel": ("none", "Parallelism: none, pipeline or context"),
     "checkpoint": (False, "Convert a trained checkpoint"),

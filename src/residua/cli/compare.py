@@ -203,10 +203,12 @@ def _conversions(
 
 
 def _size(text: str) -> dict[str, int]:
-    parts = text.split("x")
-    if len(parts) not in (2, 3) or not all(part.isdigit() for part in parts):
-        raise ValueError(f"--size {text}: write DEPTHxWIDTH or DEPTHxWIDTHxHEADS, such as 6x128 or 6x128x4")
-    return dict(zip(("depth", "width", "heads"), map(int, parts), strict=False))
+    from residua.lab.common.size import FORM, read_size
+
+    found = read_size(text)
+    if found is None:
+        raise ValueError(f"--size {text}: write {FORM}")
+    return found
 
 
 def _setting(text: str) -> tuple[str, object]:

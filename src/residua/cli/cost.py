@@ -25,7 +25,8 @@ def command(
         [], "--design", "-d", help="Design, such as delta:blocks=4; repeatable. standard is always included."
     ),
     size: str = typer.Option(
-        "220M", help="Model size: demo, 220M, 350M, 533M, 1B, 3B or 7.6B; the options below override it."
+        "220M",
+        help="Model size: demo, 220M, 350M, 533M, 1B, 3B, 7.6B, or DEPTHxWIDTH[xHEADS]; the options below override it.",
     ),
     config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
     depth: int = typer.Option(None, help="Number of Transformer blocks."),

@@ -157,11 +157,10 @@ def _foreseen(found: Values, size: str | None = None) -> str:
 
 
 def _named(size: str | None) -> str:
-    if size is None:
-        return ""
     from residua.lab.cost.targets import PRESETS
 
-    return f" ({size} is counted with {PRESETS[size]['vocab']:,})"
+    own = None if size is None else PRESETS.get(size)
+    return "" if own is None else f" ({size} is counted with {own['vocab']:,})"
 
 
 def _summary(result: Result, out: Path) -> str:
@@ -187,7 +186,10 @@ sign(
     size=(
         str,
         typer.Option(
-            None, "--size", metavar="220M|350M|1B|3B|7.6B", help="Shape and recipe; the other flags override it."
+            None,
+            "--size",
+            metavar="220M|350M|1B|3B|7.6B|6x128",
+            help="Shape and recipe of a named size, or a shape as DEPTHxWIDTH[xHEADS]; the other flags override it.",
         ),
     ),
     schedule=(

@@ -200,15 +200,16 @@ class ComparePlan:
 
     def rates(self, variant: Variant) -> list[dict[str, float]]:
         """What a row chooses from: a design without parameters of its own has no residual rate."""
+        rates = variant.size.lr or self.tune.lr
         if not self.tune.residual_lr:
-            return [{"lr": lr} for lr in self.tune.lr]
+            return [{"lr": lr} for lr in rates]
         import torch
 
         with torch.device("meta"):
             stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
         if not any(True for _ in stream.parameters()):
-            return [{"lr": lr} for lr in self.tune.lr]
-        return [{"lr": lr, "residual_lr": own} for lr, own in product(self.tune.lr, self.tune.residual_lr)]
+            return [{"lr": lr} for lr in rates]
+        return [{"lr": lr, "residual_lr": own} for lr, own in product(rates, self.tune.residual_lr)]
 
     def runs(self, rates: Mapping[str, Mapping[str, float]]) -> list[Run]:
         """The runs of the table, with the rates chosen for each row (by label)."""
@@ -229,7 +230,7 @@ class ComparePlan:
         if len(check := values["tune"].get("check", ())) == 1:
             values["tune"]["check"] = check[0]
         for size in values["sizes"]:
-            for key in ("tokens_per_parameter", "seeds", "designs"):
+            for key in ("tokens_per_parameter", "seeds", "designs", "lr"):
                 if not size[key]:
                     del size[key]
         return values

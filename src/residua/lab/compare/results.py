@@ -378,6 +378,6 @@ def _breaks(plan: ComparePlan, lost: Collection[str], untuned: Sequence[Broken],
 
 def _at_edge(plan: ComparePlan, key: str, tuned: Run) -> bool:
     """Whether the row that was tuned took the smallest or the largest rate of its grid."""
-    grid = getattr(plan.tune, key)
+    grid = {rates[key] for rates in plan.rates(tuned.variant)}
     rate = tuned.config.lr if key == "lr" else tuned.config.residual_rate
     return len(grid) > 1 and rate in (min(grid), max(grid))

@@ -1,7 +1,7 @@
 """compare(plan, out): tune, train, look, and write the answer; again, it goes on where it stopped.
 
-What is run first is worth most if nothing follows: the sizes in the order of the plan, and within a size one seed of
-every row before the next of any. A rule that carries rates is checked when the first size is done.
+What is run first is worth most if nothing follows: the sizes in the order of the plan, each tuned and then trained, one
+seed of every row before the next of any. A rule that carries rates is checked when the first size is done.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ def compare(
         make("training", in_passes(plan, runs), bases)
 
     with closing(pool):
-        make("tuning", plan.tuning())
-        if checks := plan.checking(choose_rates(plan, out)):
-            train([run for run in reported(plan, out) if run.variant.size == plan.sizes[0]])
-            make("checking the rule", checks)
+        for size in plan.sizes:
+            make("tuning", [run for run in plan.tuning() if run.variant.size == size])
+            train([run for run in reported(plan, out) if run.variant.size == size])
+            if size == plan.sizes[0]:
+                make("checking the rule", plan.checking(choose_rates(plan, out)))
         for look in plan.looks():
             train(reported(look, out))
             if plan.until is not None:

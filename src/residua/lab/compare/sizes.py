@@ -30,6 +30,8 @@ class Size:
     """How many of the plan's seeds its rows have, from the first; None: all."""
     designs: tuple[str, ...] = ()
     """Which of the plan's designs are trained at this size; empty: all."""
+    lr: tuple[float, ...] = ()
+    """The rates that its rows choose from, in place of those of `[tune]`."""
 
     def __str__(self) -> str:
         return f"{self.depth}x{self.width}"

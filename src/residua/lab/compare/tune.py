@@ -1,6 +1,6 @@
 """How rates are chosen: on a grid at every size, or at the first size and carried to the others by a rule.
 
-    none        every size has its own grid
+    none        every size is tuned, on the grid of the plan or on its own
     width       lr(size) = lr(first) * (width / first width)^-1
     completep   lr(size) = lr(first) * (width / first width)^-1 * (depth / first depth)^-1/2
 
@@ -43,15 +43,17 @@ class Tune:
 
     def verify(self, sizes: tuple[Size, ...], designs: tuple[str, ...]) -> None:
         """Refuse what does not fit together."""
-        for key in ("lr", "residual_lr"):
-            rates = getattr(self, key)
+        grids = {"tune.lr": self.lr, "tune.residual_lr": self.residual_lr}
+        for key, rates in (grids | {f"sizes: lr of {size}": size.lr for size in sizes}).items():
             for rate in rates:
                 if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < math.inf:
-                    raise ValueError(f"tune.{key} are positive numbers, not {rate!r}")
+                    raise ValueError(f"{key} are positive numbers, not {rate!r}")
             if len(set(rates)) < len(rates):
-                raise ValueError(f"tune.{key} names a rate twice")
+                raise ValueError(f"{key} names a rate twice")
             if len({f"{rate:g}" for rate in rates}) < len(rates):
-                raise ValueError(f"two rates of tune.{key} differ by less than is shown, and would share the folder")
+                raise ValueError(f"two rates of {key} differ by less than is shown, and would share the folder")
+        if any(size.lr for size in sizes) and (self.carry != "none" or not self.lr):
+            raise ValueError("a size has an lr of its own in place of tune.lr, where each is tuned: carry is none")
         if self.residual_lr and not self.lr:
             raise ValueError("tune.residual_lr needs tune.lr: rates are tuned together")
         if self.carry not in EXPONENTS:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from residua.lab.common.files import Record, Values
-from residua.lab.cost.targets import PRESETS
+from residua.lab.cost.targets import shape_of
 
 SMALL: Record = {
     "context": 2048, "batch": 32, "steps": 10_000, "lr": 6e-4, "warmup_share": 0.1, "dtype": "bfloat16",
@@ -23,10 +23,6 @@ RECIPES: Mapping[str, Record] = {
 
 
 def recipe(size: str, given: Record) -> Values:
-    """The settings of a named size with those that are given over them."""
-    if size not in PRESETS:
-        raise ValueError(f"unknown size {size!r}; choose from {', '.join(PRESETS)}")
-    shape = {name: value for name, value in PRESETS[size].items() if name != "vocab"}
-    if {"width", "heads"} & given.keys():  # what was chosen for another width does not go with this one
-        shape = {name: value for name, value in shape.items() if name not in ("kv_heads", "mlp_width")}
-    return {**shape, **RECIPES[size], **given}
+    """The settings of a size with those that are given over them; one that is no more than a shape has no others."""
+    shape = {name: value for name, value in shape_of(size, given).items() if name != "vocab" or name in given}
+    return {**shape, **RECIPES.get(size, {}), **given}

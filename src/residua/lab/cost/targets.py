@@ -13,6 +13,7 @@ from residua.extras import need
 from residua.hf.released.rows import ROWS
 from residua.lab.common.expect import expect
 from residua.lab.common.files import Record, Values, read_json
+from residua.lab.common.size import FORM, read_size
 from residua.model.config import ModelConfig
 from residua.model.context import Context
 from residua.model.norms import LaneNorm
@@ -31,6 +32,9 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 }
 """The shapes of the Delta paper's models (2605.18855), as its parameter counts give them, and our own demo. 350M is the
 shape of GPT-2 medium; 3B that of Pythia 2.8B, which MUDD's largest model has (2502.12170)."""
+
+VOCAB = 256
+"""Of a size that is given by its numbers alone: bytes, as training has by default."""
 
 _NEEDED = ("hidden_size", "num_attention_heads", "vocab_size", "num_hidden_layers", "intermediate_size")
 FOREIGN = ("llama", "mistral", "qwen2", "qwen3", "gemma", "granite", "phi3", "smollm3")
@@ -65,16 +69,23 @@ class Target:
         return replace(self, config=replace(self.config, design=design))
 
 
-def sized(name: str = "220M", **changes: Any) -> Target:
-    """A named size, with the numbers that are given in place of its own."""
-    if name not in PRESETS:
-        raise ValueError(f"unknown size {name!r}; choose from {', '.join(PRESETS)}")
-    given = {key: value for key, value in changes.items() if value is not None}
-    shape: Values = dict(PRESETS[name])
+def shape_of(size: str, given: Record) -> Values:
+    """The shape of a size, named or DEPTHxWIDTH, with the numbers that are given in place of its own."""
+    own = PRESETS.get(size) or read_size(size)
+    if own is None:
+        raise ValueError(f"unknown size {size!r}; choose from {', '.join(PRESETS)}, or write {FORM}")
+    shape: Values = dict(own)
     if {"width", "heads"} & set(given):  # what was chosen for another width does not go with this one
         shape.pop("kv_heads", None)
         shape.pop("mlp_width", None)
-    return Target(ModelConfig(**(shape | {"eps": 0.0} | given)))
+    return shape | dict(given)
+
+
+def sized(name: str = "220M", **changes: Any) -> Target:
+    """A named size or DEPTHxWIDTH, with the numbers that are given in place of its own."""
+    given = {key: value for key, value in changes.items() if value is not None}
+    fields: Values = {"vocab": VOCAB, "eps": 0.0, **shape_of(name, given)}
+    return Target(ModelConfig(**fields))
 
 
 def from_hugging_face(path: Path | str, **changes: Any) -> Target:
