@@ -25,12 +25,13 @@ SITUATION = Situation(target=SMALL, tokens=64)
 
 def row(design: str, mean: float, *, significant: bool, layout: str = "attn,mlp") -> dict:
     gap = {"mean": mean, "low": mean - 0.01, "high": mean + 0.01, "seeds": 3, "significant": significant}
-    return {"design": design, "layout": layout, "baseline": False, "parameters": 2e8, "speed": 0.9, "difference": gap}
+    named = {"label": design, "design": design, "layout": layout, "size": "6x32"}
+    return {**named, "baseline": False, "parameters": 2e8, "speed": 0.9, "difference": gap}
 
 
 def write(folder: Path, name: str, *rows: dict) -> Path:
     (folder / name).mkdir(parents=True)
-    baseline = {"design": "standard", "layout": "attn,mlp", "baseline": True, "difference": None}
+    baseline = row("standard", 0.0, significant=False) | {"baseline": True, "difference": None}
     (folder / name / "results.json").write_text(json.dumps({"rows": [baseline, *rows], "notes": []}))
     return folder
 
@@ -45,6 +46,27 @@ def test_advice_has_a_source_for_every_design(goal, parallel, tmp_path):
         assert one.costs["operations"] >= 1
     named = {(one.design, one.layout) for one in (*answer.ranked, *answer.ruled_out)}
     assert named <= {(one.design, one.layout) for one in CANDIDATES}
+
+
+def test_evidence_has_the_notes_that_bear_on_it_and_no_others(tmp_path):
+    write(tmp_path, "a", row("delta", -0.1, significant=True), row("delta:blocks=4", -0.1, significant=True))
+    file = tmp_path / "a" / "results.json"
+    found = json.loads(file.read_text()) | {"unfinished": {"runs": 1, "of": 2, "rows": []}}
+    found["notes"] = [
+        "UNFINISHED: 1 of 2 runs (...).",
+        "delta: its rate 0.008 is at the edge.",
+        "delta:blocks=4: its rate 0.004 is at the edge.",
+        "standard was tuned by 3 runs.",
+        "FORCED: different corpora.",
+        "speedup: the baseline's compute.",
+    ]
+    file.write_text(json.dumps(found))
+    shared = "standard was tuned by 3 runs; FORCED: different corpora"
+    begin = "95 % interval -0.1100 to -0.0900; the comparison is not finished"
+    assert {one.design: one.note for one in measured(tmp_path)} == {
+        "delta": f"{begin}; delta: its rate 0.008 is at the edge; {shared}",
+        "delta:blocks=4": f"{begin}; delta:blocks=4: its rate 0.004 is at the edge; {shared}",
+    }
 
 
 def test_published_numbers_name_their_source():

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from residua.cli import app
 from residua.cli.train import resolve, schedules
 from residua.lab.cost.ranks import predict_ranks
+from residua.lab.cost.targets import sized
 from residua.lab.train import TrainConfig
 from residua.lab.train.config import config_fields
 from residua.model import measure
@@ -151,6 +152,24 @@ def test_a_size_is_a_recipe_that_flags_override():
         assert resolve(None, {}, size).context == 2048
     with pytest.raises(ValueError, match="unknown size '2B'; choose from demo, 220M"):
         resolve(None, {}, "2B")
+
+
+def test_a_size_may_be_written_as_compare_takes_it():
+    plain, config = resolve(None, {}), resolve(None, {"width": 32}, "4x64x2")
+    assert (config.depth, config.width, config.heads) == (4, 32, 2)
+    assert (config.lr, config.batch, config.context, config.dtype) == (
+        plain.lr,
+        plain.batch,
+        plain.context,
+        plain.dtype,
+    )
+    assert resolve(None, {}, "4x64").heads == plain.heads
+    counted = sized("4x64x2").config
+    assert (counted.depth, counted.width, counted.heads, counted.vocab) == (4, 64, 2, 256)
+    assert sized("4x64", vocab=11).config.vocab == 11
+    for size in ("4x", "x64", "4x64x", "4x64x2x1", "4 x 64", "-4x64"):
+        with pytest.raises(ValueError, match="or write DEPTHxWIDTH"):
+            resolve(None, {}, size)
 
 
 def test_schedules_of_rates_and_of_stages_are_one_flag():

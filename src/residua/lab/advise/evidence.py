@@ -143,10 +143,23 @@ def _interval(gap: Record) -> str:
     return "no interval" if gap["low"] is None else f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}"
 
 
+def _concerning(row: Record, results: Record) -> Iterator[str]:
+    """The notes of a table that bear on the difference of one row: its own, its baseline's and those of all rows."""
+    base = [one["label"] for one in results["rows"] if one["baseline"] and one["size"] == row["size"]]
+    labels = {one["label"] for one in (*results["rows"], *results.get("diverged", ()))}
+    if "unfinished" in results:
+        yield "the comparison is not finished"
+    for note in results.get("notes", ()):
+        # a label may begin as another does: the longest is meant
+        owner = max((label for label in labels if note.startswith((f"{label}:", f"{label} "))), key=len, default=None)
+        if owner in (None, row["label"], *base) and not note.startswith(("UNFINISHED", "speedup:")):
+            yield note.rstrip(".")
+
+
 def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        rows, notes = found["rows"], "; ".join(found.get("notes", []))
+        rows = found["rows"]
         for row in rows:
             if row["baseline"] or row["difference"] is None:
                 continue
@@ -160,7 +173,7 @@ def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
                 speed=row["speed"],
                 source=f"{cited(file, folder)} (our own, {count(gap['seeds'], 'seed')})",
                 kind="ours",
-                note="; ".join(filter(None, (_interval(gap), notes))),
+                note="; ".join((_interval(gap), *_concerning(row, found))),
             )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a results file of residua compare: {error!r}") from None
