@@ -80,6 +80,7 @@ def test_where_all_is_told_the_next_command_looks_at_the_sources():
         (COMMAND, "residua compare --plan recipes/demo.toml --jobs 2 --seeds 6 --out runs/demo-6-seeds"),
         ("residua compare -d a --seeds 3 -o runs/demo", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
         ("residua compare -d a --seeds=3 --out=x", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
+        ("residua compare -d a --so-far --out x", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
         ("", ""),
         ("residua report runs/demo", ""),
     ],

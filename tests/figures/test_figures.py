@@ -155,7 +155,7 @@ def test_unfinished_variants_are_named_and_left_out(out):
     data = figures.collect(read_series(out))
     assert data["labels"] == {"standard": "standard", "attnres": "attnres"}
     assert data["missing"] == ["delta", "denseformer"]
-    assert data["notes"] == ["Not finished and left out: delta, denseformer."]
+    assert data["notes"] == ["Left out, not finished or diverged: delta, denseformer."]
     assert all(set(data[section]) <= {"standard", "attnres"} for section in SECTIONS)
 
 

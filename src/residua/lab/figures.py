@@ -70,7 +70,7 @@ def _notes(planned: Sequence[Series]) -> list[str]:
     ]
     missing = [each.label for each in planned if not each.seeds]
     if missing:
-        said.append(f"Not finished and left out: {', '.join(missing)}.")
+        said.append(f"Left out, not finished or diverged: {', '.join(missing)}.")
     if len({seed.result["fingerprint"] for each in planned for seed in each.seeds}) > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said

@@ -135,7 +135,7 @@ def _next(results: Record, unclear: Sequence[Record], out: Path | str, seeds: in
 
 def with_seeds(command: str, out: Path | str, seeds: int) -> str:
     """A typed `residua compare` with another number of seeds, into a directory of its own; empty if there is none."""
-    words = shlex.split(command)
+    words = [word for word in shlex.split(command) if word != "--so-far"]  # which would train nothing
     if words[:2] != ["residua", "compare"]:
         return ""
     kept, skip = [], False
