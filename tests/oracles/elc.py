@@ -1,6 +1,7 @@
 """x_l = sum_{i<=l} softmax(a_l)_i H_i; a = Att(x_l); H_{l+1} = a + MLP(a or x_l + a); x_l is not added back.
 
-H_0 is the embedding. A longer block feeds its next sublayer the sum of its outputs so far (with or without x_l).
+H_0 is the embedding behind a layer norm. A longer block feeds its next sublayer the sum of its outputs so far (with or
+without x_l).
 """
 
 import torch
@@ -25,12 +26,14 @@ def layer_norm(x: Tensor, eps: float) -> Tensor:
     return centred / torch.sqrt((centred**2).mean(-1, keepdim=True) + eps)
 
 
-def forward(x, parameters, sublayers, norms, *, layers, layout, variant="base", mlp_input=None, eps=1e-7) -> Tensor:
+def forward(
+    x, parameters, sublayers, norms, *, layers, layout, variant="base", mlp_input=None, embed="normed", eps=1e-7
+) -> Tensor:
     """The head's normalised input."""
     mlp_input = mlp_input or MLP_INPUT[variant]
     if mlp_input not in ("attn", "sum"):
         raise ValueError(f"mlp_input={mlp_input!r}")
-    H = [x]
+    H = [layer_norm(x, eps) if embed == "normed" else x]
     s = 0
     for layer in range(layers):
         if layer == 0:

@@ -1,4 +1,4 @@
-"""h <- alpha h + beta f(norm(h)), the five forms of alpha and beta written out; out = norm(h)."""
+"""h <- alpha h + beta f(norm(h)), the six forms of alpha and beta written out; out = norm(h)."""
 
 import math
 
@@ -21,10 +21,14 @@ def forward(
         for place, kind in enumerate(layout):
             turn = layout[:place].count(kind)
             site = f"at.l{layer}_{kind}{turn + 1 if turn else ''}"
-            read = h if form == "rezero" and norm != "pre" else norms[s](h)
+            read = h if form in ("rezero", "gate") and norm != "pre" else norms[s](h)
             y = sublayers[s](read)
             if form in ("layerscale", "rezero"):
                 h = h + parameters[f"{site}.scale"] * y
+            elif form == "gate":
+                scores = (h[..., None, :] * parameters[f"{site}.weight"]).sum(-1) + parameters[f"{site}.bias"]
+                share = 1 / (1 + torch.exp(-scores))
+                h = (1 - share) * h + share * y
             elif form == "deepnorm":
                 h = (total**0.25 if skip is None else skip) * h + y
             elif form == "beam":

@@ -25,6 +25,6 @@ def forward(x, parameters, sublayers, norms, *, layers, layout, streams, eps, bi
             held = [*held, y]
             continue
         w, b = parameters[f"at.{name}.mixer.weight"], parameters[f"at.{name}.mixer.bias"]
-        betas = [torch.sigmoid(_score(s, w, eps) + b[i]) for i, s in enumerate(held)]
+        betas = [torch.sigmoid(_score(s, w, eps) + b) for s in held]
         held = [(1 - beta) * s + beta * y for beta, s in zip(betas, held, strict=True)]
     return norms[-1](pooled(held, "head"))

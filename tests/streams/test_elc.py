@@ -26,7 +26,7 @@ SOURCES = [constant(0, 1), constant(0, 0), constant(2, 2), constant(0, 0), const
     ],
 )
 def test_elc_mixture_by_hand(variant, weights, x, by):
-    stream = residua.build(f"elc:variant={variant}", Plan.regular(2, 3)).double()
+    stream = residua.build(f"elc:embed=raw,variant={variant}", Plan.regular(2, 3)).double()
     assert close(trace(stream, vector(1, 0), SOURCES, by=by).inputs[4][0], x, 1e-6)
     site = stream.plan.site("l2_attn")
     assert close(stream.weights(state_at(stream, site.name, vector(1, 0), SOURCES), site), weights, 1e-6)
@@ -48,7 +48,7 @@ def test_elc_mixture_by_hand(variant, weights, x, by):
 )
 def test_elc_body_by_hand(options, expected, by):
     """Att(z) = 2z, MLP(z) = z, x = (1, 0): only the base file leaves x out of what the MLP reads."""
-    stream = residua.build(f"elc:{options}", Plan.regular(2, 1)).double()
+    stream = residua.build(f"elc:embed=raw,{options}", Plan.regular(2, 1)).double()
     out = trace(stream, vector(1, 0), [lambda z: 2 * z, lambda z: z], by=by).out
     assert close(out, expected)
 
@@ -57,7 +57,7 @@ def test_elc_body_by_hand(options, expected, by):
 @pytest.mark.parametrize(("mlp_input", "fed"), [("attn", [2, 4]), ("sum", [3, 6])])
 def test_elc_longer_layer_sums_its_outputs(mlp_input, fed, by):
     """With a third sublayer, H = all three outputs, and each reads what the earlier ones made."""
-    stream = residua.build(f"elc:mlp_input={mlp_input}", Plan.regular(1, 1, ("attn", "mlp", "conv")))
+    stream = residua.build(f"elc:embed=raw,mlp_input={mlp_input}", Plan.regular(1, 1, ("attn", "mlp", "conv")))
     double, same = (lambda z: 2 * z), (lambda z: z)
     inputs, out = trace(stream.double(), vector(1), [double, same, same], by=by)
     assert [x.item() for (x,) in inputs] == [1, *fed]
@@ -98,14 +98,20 @@ def test_elc_zero_reads_the_mean(variant):
 
 def test_elc_normalized_output_has_zero_mean_and_unit_variance():
     generator = torch.Generator().manual_seed(0)
-    stream = residua.build("elc:variant=normalized,eps=0", Plan.regular(8, 3)).double()
+    stream = residua.build("elc:variant=normalized,eps=0", Plan.regular(8, 3)).double()  # the embedding is too
     x = torch.randn(2, 3, 8, generator=generator, dtype=torch.float64)
-    embedding, *outputs = state_at(stream, "head", x, toy_sublayers(stream.plan, generator)).sources
-    assert torch.equal(embedding, x)
-    assert len(outputs) == 3
+    outputs = state_at(stream, "head", x, toy_sublayers(stream.plan, generator)).sources
+    assert len(outputs) == 4
     for H in outputs:
         assert close(H.mean(-1), torch.zeros(2, 3))
         assert close(H.var(-1, correction=0), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("by", BY)
+def test_elc_embedding_is_normalised_by_hand(by):
+    """x = (3, 1) is (1, -1) behind a layer norm without gain; Att(z) = 2z, MLP(z) = z: 2 + 2 of it."""
+    stream = residua.build("elc:eps=0", Plan.regular(2, 1)).double()
+    assert close(trace(stream, vector(3, 1), [lambda z: 2 * z, lambda z: z], by=by).out, (4, -4))
 
 
 @pytest.mark.parametrize(("variant", "count"), [(v, 90 if v == "weighted" else 77) for v in VARIANTS])
@@ -131,7 +137,7 @@ def test_elc_does_not_start_as_the_standard_stream(variant):
 @pytest.mark.parametrize("by", BY)
 def test_elc_weighted_output_by_hand(by):
     """c = (ln 2, 0, ln 5) over (1, 0), (0, 1), (2, 2): weights 2/8, 1/8, 5/8."""
-    stream = residua.build("elc:variant=weighted", Plan.regular(2, 2)).double()
+    stream = residua.build("elc:embed=raw,variant=weighted", Plan.regular(2, 2)).double()
     set_(stream, head__alpha=[math.log(2), 0, math.log(5)])
     assert close(trace(stream, vector(1, 0), SOURCES[:4], by=by).out, (12 / 8, 11 / 8))
 
@@ -162,8 +168,9 @@ def test_elc_equals_its_oracle_at_another_depth():
         ("elc:variant=last", ValueError, "variant takes base|zero|normalized|weighted"),
         ("elc:mlp_input=x", ValueError, "mlp_input takes attn|sum"),
         ("elc:eps=small", ValueError, "eps takes number"),
+        ("elc:embed=raw,eps=0.1", ValueError, "variant=base with embed=raw has none of its own"),
         ("elc:variants=zero", TypeError, "did you mean 'variant'"),
-        ("elc:block=2", TypeError, "options: variant, mlp_input, eps"),
+        ("elc:block=2", TypeError, "options: variant, mlp_input, embed, eps"),
     ],
 )
 def test_elc_refusal_names_the_cure(spec, error, cure):

@@ -1,4 +1,4 @@
-"""Highways: the five forms by hand, and their starts. (tests/hf holds two of them against released code.)"""
+"""Highways: the six forms by hand, and their starts. (tests/hf holds two of them against released code.)"""
 
 import math
 
@@ -129,7 +129,11 @@ def test_deepnorm_skip_fades_what_came_before():
     ("spec", "error", "cure"),
     [
         ("highway:form=highway", ValueError, "form takes layerscale|rezero|deepnorm|muse|beam"),
-        ("highway:form=beam,start=1.0", ValueError, "start belongs to form=layerscale|rezero|muse; form=beam has none"),
+        (
+            "highway:form=beam,start=1.0",
+            ValueError,
+            "start belongs to form=layerscale|rezero|muse|gate; form=beam has none",
+        ),
         ("highway:norm=pre", ValueError, "norm belongs to form=rezero"),
         ("highway:skip=2.0", ValueError, "skip belongs to form=deepnorm"),
         ("highway:form=beam,temperature=1.0", ValueError, "temperature belongs to form=muse"),
@@ -151,3 +155,22 @@ def test_highway_refuses_a_skip_that_leaves_float32():
     assert "skip=2.37 or less" in str(caught.value)
     residua.build("highway:form=deepnorm,skip=2.37", Plan.regular(2, 24))
     residua.build("highway:form=deepnorm", Plan.regular(2, 20))
+
+
+@pytest.mark.parametrize("by", BY)
+def test_highway_gate_hand_value(by):
+    """T = 1/4: (1 - T) (1, 2) + T (10, -4)."""
+    stream = residua.build("highway:form=gate", Plan.regular(2, 1, "mlp")).double()
+    set_(stream, l0_mlp__weight=[[0.0, 0.0], [1.0, -0.5]], l0_mlp__bias=[-math.log(3), -math.log(3)])
+    out = trace(stream, vector(1, 2), [lambda x: vector(10, -4)], [lambda x: 1 / 0, lambda x: x], by=by).out
+    assert close(out, (3.25, 0.5), 1e-12)
+    assert stream.starts == "no"
+
+
+def test_highway_gate_carries_at_first():
+    stream = residua.build("highway:form=gate", Plan.regular(64, 1, "mlp"))
+    (site, _) = stream.plan.readers
+    h = torch.zeros(1, 1, 64)
+    shown = stream.gates(h, site, stream.read(h, site, lambda *x: x))["transform"]
+    assert torch.allclose(shown, torch.tensor(-2.0).sigmoid().expand(1, 1, 64))
+    assert float(stream.part(site).weight.detach().std()) == pytest.approx(0.02, rel=0.05)

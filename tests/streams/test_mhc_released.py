@@ -317,6 +317,11 @@ def test_pass_is_another_name_of_reads():
     [
         ("model=deepseek-v4,head=mean", ValueError, "model=deepseek-v4 has head=learned, not mean"),
         ("model=deepseek-v4,eps=1e-5", ValueError, "has eps=1e-06"),
+        ("model=deepseek-v4,res=krom", ValueError, "has res=sinkhorn, not krom"),
+        ("model=deepseek-v4,reads=previous", ValueError, "has reads=own, not previous"),
+        ("model=deepseek-v4,post=1.0", ValueError, "has post=2.0, not 1.0"),
+        ("model=glm-5.3-flash,iterations=10", ValueError, "has iterations=20, not 10"),
+        ("model=hy-v4,reads=previous", ValueError, "has reads=own"),
         ("model=deepseek-v5", ValueError, "deepseek-v4|deepseek-v4.1|glm-5.3-flash|hy-v4"),
         ("pass=previous,reads=own", ValueError, "one option"),
         ("pass=next", ValueError, "own|previous"),

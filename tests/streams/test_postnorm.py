@@ -39,7 +39,8 @@ ONE_STEP = {
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("options", ONE_STEP)
 def test_postnorm_step_by_hand(options, by):
-    stream = residua.build(f"postnorm:{options},eps=0", Plan.regular(2, 1, "mlp")).double()
+    eps = "" if "hybrid" in options else ",eps=0"  # which has no norm of its own
+    stream = residua.build(f"postnorm:{options}{eps}", Plan.regular(2, 1, "mlp")).double()
     out = trace(stream, vector(3, 4), [first], [rms, lambda x: x], by=by).out
     assert close(out, ONE_STEP[options], 1e-6)
 
@@ -237,6 +238,7 @@ def test_gain_moves_what_the_next_sublayer_reads():
         ("postnorm:form=pre", ValueError, "form takes post|deepnorm|keel|resi_dual|siamese|hybrid|mixln"),
         ("postnorm:alpha=2.0", ValueError, "alpha belongs to form=deepnorm|keel|mixln; form=post has none"),
         ("postnorm:form=keel,share=0.5", ValueError, "share belongs to form=mixln"),
+        ("postnorm:form=hybrid,eps=0.5", ValueError, "eps has no effect with form=hybrid and embed=raw"),
         ("postnorm:first=pre", ValueError, "first belongs to form=hybrid"),
         ("postnorm:form=mixln,share=0", ValueError, "above 0 and at most 1"),
         ("postnorm:form=mixln,share=1.5", ValueError, "above 0 and at most 1"),

@@ -9,8 +9,8 @@ from torch import Tensor
 from residua import ops
 from residua.plan import Plan
 from residua.registry import register
-from residua.stream import Conversion
-from residua.streams._layered import StaticLayered
+from residua.stream import Conversion, Past
+from residua.streams._layered import Layered, StaticLayered
 from residua.streams._parts import Static, opens_block
 
 
@@ -24,11 +24,13 @@ class ELC(StaticLayered):
     variant     base: a_l is 1 on the newest entry before the softmax, whose weight is e/(e+l), far from one-hot.
                 zero: a_l = 0, the mean. normalized: zero, and H passes a layer norm without gain. weighted: zero,
                 and the head reads softmax(c) over all H instead of the last.
-    eps         of that layer norm; 1e-7 where not given.
+    embed       normed: H_0 is the embedding behind a layer norm without gain, as released. raw: the embedding itself.
+    eps         of these layer norms; 1e-7 where not given.
     mlp_input   what follows the attention: `attn` feeds it the attention's output alone, `sum` feeds x + attention.
                 The released base file does the former and the other three the latter; each is the default there.
 
-    The paper also gives the first layer a weight over its single source, which cannot learn and is not built.
+    The paper also gives the first layer a weight over its single source, which cannot learn and is not built. Its
+    attention ends in a norm of its own, which is the layout's to give: attn:norm=both,mlp.
     """
 
     paper = "arXiv 2311.02265"
@@ -44,6 +46,8 @@ class ELC(StaticLayered):
         "variant=weighted",
         "mlp_input=sum",
         "variant=zero,mlp_input=attn",
+        "embed=raw",
+        "eps=1e-5",
     )
 
     def __init__(
@@ -52,16 +56,20 @@ class ELC(StaticLayered):
         *,
         variant: Literal["base", "zero", "normalized", "weighted"] = "base",
         mlp_input: Literal["attn", "sum"] | None = None,
+        embed: Literal["normed", "raw"] = "normed",
         eps: float | None = None,
     ) -> None:
         super().__init__(plan)
-        self.normalized = variant == "normalized"
-        if eps is not None and not self.normalized:
-            raise ValueError(f"elc: eps belongs to variant=normalized; variant={variant} has no norm of its own")
+        self.normalized, self.normed = variant == "normalized", embed == "normed"
+        if eps is not None and not self.normalized and not self.normed:
+            raise ValueError(f"elc: eps belongs to a norm, and variant={variant} with embed=raw has none of its own")
         self.eps = 1e-7 if eps is None else eps
         self.keeps_x = (mlp_input or ("attn" if variant == "base" else "sum")) == "sum"
         newest, plain = 1.0 if variant == "base" else 0.0, None if variant == "weighted" else "head"
         self.each(lambda site: Static(site.layer + 1, newest) if opens_block(site) and site.kind != plain else None)
+
+    def open(self, x: Tensor, past: Past = None) -> Layered:
+        return Layered((ops.layer_norm(x, self.eps) if self.normed else x,))
 
     def inner(self, base: Tensor, delta: Tensor) -> Tensor:
         return base + delta if self.keeps_x else delta

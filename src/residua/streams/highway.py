@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from residua import ops
 from residua.plan import Plan, Site
@@ -15,7 +17,7 @@ from residua.registry import register
 from residua.spec import Value
 from residua.stream import Conversion, Norm, Past, Read, Start, Stream
 from residua.streams._norms import Gain
-from residua.streams._parts import Part, belongs, constant
+from residua.streams._parts import Part, belongs, constant, normal
 
 LEAST = 1e-3
 """Under the root of Muse-Spark's skip."""
@@ -30,9 +32,31 @@ class Step(Part, ABC):
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         """The stream after a sublayer answered y."""
 
-    def gates(self) -> Mapping[str, Tensor]:
+    def gates(self, h: Tensor) -> Mapping[str, Tensor]:
         """What is learned of alpha and beta."""
         return {}
+
+
+class Transform(Step):
+    """(1 - T) h + T y, T = sigmoid(W h + b), by channel."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, width: int, start: float) -> None:
+        super().__init__()
+        self.add("weight", (width, width), normal(0.02))
+        self.add("bias", (width,), constant(start))
+
+    def gate(self, h: Tensor) -> Tensor:
+        """T."""
+        return torch.sigmoid(F.linear(h, self.weight.to(h.dtype), self.bias.to(h.dtype)))
+
+    def forward(self, h: Tensor, y: Tensor) -> Tensor:
+        return torch.lerp(h, y, self.gate(h))
+
+    def gates(self, h: Tensor) -> Mapping[str, Tensor]:
+        return {"transform": self.gate(h)}
 
 
 class Scaled(Step):
@@ -47,7 +71,7 @@ class Scaled(Step):
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         return h + self.scale.to(h.dtype) * y
 
-    def gates(self) -> Mapping[str, Tensor]:
+    def gates(self, h: Tensor) -> Mapping[str, Tensor]:
         return {"scale": self.scale}
 
 
@@ -93,7 +117,7 @@ class Muse(Step):
     def forward(self, h: Tensor, y: Tensor) -> Tensor:
         return self.mixed(h, ops.rms_norm(self.gain.to(y.dtype) * y if self.gained else y, self.eps))
 
-    def gates(self) -> Mapping[str, Tensor]:
+    def gates(self, h: Tensor) -> Mapping[str, Tensor]:
         alpha, beta = self.weights()
         return {"skip": alpha, "write": beta}
 
@@ -124,8 +148,11 @@ class Highway(Stream[Tensor]):
                  inside elsewhere, N(w f), of which only the direction acts. That model also normalises its embedding,
                  which is no business of a stream.
                  beam: sqrt((t-1)/t) h + N(f(norm(h))) / sqrt(t), t = 2, 3, ... over the sublayers: what Beam runs.
-    start        of a (rezero: 0), of every g (layerscale: 0.1 to 18 blocks, 1e-5 to 24, 1e-6 beyond; muse: 0).
-    norm         of rezero: none (the paper), or pre for h + a f(norm(h)).
+                 gate: (1 - T) h + T f(h), T = sigmoid(W h + b), W d x d, and no norm: Highway networks, a gated
+                 recurrence over depth.
+    start        of a (rezero: 0), of every g (layerscale: 0.1 to 18 blocks, 1e-5 to 24, 1e-6 beyond; muse: 0), of b
+                 (gate: -2, so that the stream is carried at first; W starts at N(0, 0.02^2)).
+    norm         of rezero and gate: none (the papers), or pre: the sublayer reads norm(h).
     skip         alpha of deepnorm.
     temperature  of muse: 0.3.
     eps          of N: 1e-8 for muse and 1e-6 for beam, as released.
@@ -133,7 +160,10 @@ class Highway(Stream[Tensor]):
     N, of what the sublayer gives back, belongs to the design; a layout needs no norm=both for it.
     """
 
-    paper = "arXiv 2103.17239 (LayerScale), 2003.04887 (ReZero), 2203.00555 (DeepNorm), Muse-Spark, Beam"
+    paper = (
+        "arXiv 2103.17239 (LayerScale), 2003.04887 (ReZero), 2203.00555 (DeepNorm), 1505.00387 (Highway networks), "
+        "Muse-Spark, Beam"
+    )
     mixes = "nothing: the running sum, its terms scaled"
     released_in: ClassVar = {"Muse-Spark": "highway:form=muse", "Beam": "highway:form=beam"}
     cases = (
@@ -147,6 +177,8 @@ class Highway(Stream[Tensor]):
         "form=muse",
         "form=muse,start=-0.6,temperature=0.5,eps=1e-5",
         "form=beam",
+        "form=gate",
+        "form=gate,norm=pre,start=-1.0",
     )
     conversion = Conversion({"start": 1.0}, exact=True)
 
@@ -154,7 +186,7 @@ class Highway(Stream[Tensor]):
         self,
         plan: Plan,
         *,
-        form: Literal["layerscale", "rezero", "deepnorm", "muse", "beam"] = "layerscale",
+        form: Literal["layerscale", "rezero", "deepnorm", "muse", "beam", "gate"] = "layerscale",
         start: float | None = None,
         norm: Literal["none", "pre"] | None = None,
         skip: float | None = None,
@@ -162,14 +194,14 @@ class Highway(Stream[Tensor]):
         eps: float | None = None,
     ) -> None:
         super().__init__(plan)
-        belongs(self.name, form, "start", start, "layerscale", "rezero", "muse")
-        belongs(self.name, form, "norm", norm, "rezero")
+        belongs(self.name, form, "start", start, "layerscale", "rezero", "muse", "gate")
+        belongs(self.name, form, "norm", norm, "rezero", "gate")
         belongs(self.name, form, "skip", skip, "deepnorm")
         belongs(self.name, form, "temperature", temperature, "muse")
         belongs(self.name, form, "eps", eps, "muse", "beam")
         if temperature is not None and temperature <= 0:
             raise ValueError(f"highway: temperature must be above 0, not {temperature}")
-        self.form, self.norms = form, form != "rezero" or norm == "pre"
+        self.form, self.norms = form, form not in ("rezero", "gate") or norm == "pre"
         self.start = _start(form, plan.depth) if start is None else start
         alpha = len(plan.sites) ** 0.25 if skip is None else skip
         if form == "deepnorm":
@@ -180,6 +212,8 @@ class Highway(Stream[Tensor]):
                 return None
             if form == "deepnorm":
                 return Skip(alpha)
+            if form == "gate":
+                return Transform(plan.width, self.start)
             if form == "beam":
                 return Beam(plan.width, site.index + 2, 1e-6 if eps is None else eps)
             if form == "muse":
@@ -217,13 +251,13 @@ class Highway(Stream[Tensor]):
 
     def gates(self, h: Tensor, site: Site, read: Read) -> Mapping[str, Tensor]:
         part: Step | None = self.part(site)
-        return {} if part is None else part.gates()
+        return {} if part is None else part.gates(h)
 
 
 def _start(form: str, depth: int) -> float:
     """LayerScale's rule is CaiT's."""
     if form != "layerscale":
-        return 0.0
+        return -2.0 if form == "gate" else 0.0
     return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
 
 

@@ -25,7 +25,9 @@ PRESETS: Mapping[str, Mapping[str, Value]] = {
     "glm-5.3-flash": {"head": "mean", "eps": 1e-6, "norm_eps": 1e-5},
     "hy-v4": {"head": "learned", "res": "identity", "eps": 1e-6, "norm_eps": 1e-5, "init": "hy-v4"},
 }
-"""What `model=` stands for. Streams, rounds of Sinkhorn and the scale of post are the defaults in all of them."""
+"""What `model=` stands for, where that is not the default."""
+SHARED: Mapping[str, Value] = {"iterations": 20, "res": "sinkhorn", "norm_eps": 1e-6, "reads": "own", "post": 2.0}
+"""The defaults that a released model has too."""
 
 
 class Form(NamedTuple):
@@ -205,7 +207,7 @@ class MHC(Stream[Tensor | Passed]):
                has no parameters. Written pass=previous as well.
     post       the factor of H_post's sigmoid.
     model      deepseek-v4, deepseek-v4.1, glm-5.3-flash or hy-v4: the options of a released model, as `PRESETS` has
-               them. Options beside it may not contradict it, but for init.
+               them. Options beside it may not contradict it, but for init and the number of streams.
 
     In half precision H_res H and H_post are rounded before they are added; with res other than sinkhorn, and with
     reads=previous, the whole of H_res H + H_post' y is computed in float32 and rounded once, as HY-V4 and DeepSeek-V4.1
@@ -284,7 +286,7 @@ class MHC(Stream[Tensor | Passed]):
         if not isinstance(model, str) or model not in PRESETS:  # the check of options has the words for it
             return cls.name, options
         del options["model"]
-        for key, value in PRESETS[model].items():
+        for key, value in {**SHARED, **PRESETS[model]}.items():
             if key != "init" and options.get(key, value) != value:
                 raise ValueError(f"mhc: model={model} has {key}={value}, not {options[key]}; leave out one of them")
         return cls.name, {**PRESETS[model], **options}

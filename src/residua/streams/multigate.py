@@ -31,16 +31,16 @@ class Pool(Part):
 
 
 class Mixer(Part):
-    """beta_i = sigmoid(w_beta . rmsnorm(s_i) / sqrt(d) + b_i): how far each stream moves to an output."""
+    """beta_i = sigmoid(w_beta . rmsnorm(s_i) / sqrt(d) + b): how far each stream moves to an output."""
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, width: int, streams: int, eps: float, bias: float) -> None:
+    def __init__(self, width: int, eps: float, bias: float) -> None:
         super().__init__()
         self.eps = eps
         self.add("weight", (width,), constant(0.0))
-        self.add("bias", (streams,), constant(bias))
+        self.add("bias", (1,), constant(bias))
 
     def forward(self, streams: tuple[Tensor, ...]) -> Tensor:
         """[b t n]."""
@@ -55,7 +55,7 @@ class MultiGate(Stream[tuple[Tensor, ...]]):
     """x = sum_i softmax_i(w_a . rmsnorm(s_i) / sqrt(d)) s_i; s_i <- (1 - b_i) s_i + b_i f(norm(x)) over n streams.
 
     The embedding is the first stream, and outputs are appended until there are n; from then on every output moves all
-    of them, by gates b_i = sigmoid(w_b . rmsnorm(s_i) / sqrt(d) + c_i). Queries w start at zero. With n > the number of
+    of them, by gates b_i = sigmoid(w_b . rmsnorm(s_i) / sqrt(d) + c). Queries w start at zero. With n > the number of
     sublayers nothing is gated, and it is `attnres` with 1 / sqrt(d) in its logits and no gain.
 
     streams   n.
@@ -91,7 +91,7 @@ class MultiGate(Stream[tuple[Tensor, ...]]):
             if site.index:
                 parts["pool"] = Pool(plan.width)
             if self._gates(site):
-                parts["mixer"] = Mixer(plan.width, streams, eps, start)
+                parts["mixer"] = Mixer(plan.width, eps, start)
             return parts
 
         self.each(make)

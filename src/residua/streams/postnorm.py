@@ -104,7 +104,7 @@ class PostNorm(Stream[Normed]):
         share: float | None = None,
         first: Literal["same", "pre"] | None = None,
         embed: Literal["raw", "normed"] = "raw",
-        eps: float = 1e-6,
+        eps: float | None = None,
     ) -> None:
         super().__init__(plan)
         belongs(self.name, form, "alpha", alpha, "deepnorm", "keel", "mixln")
@@ -114,6 +114,9 @@ class PostNorm(Stream[Normed]):
             raise ValueError(f"postnorm: alpha must be above 0, not {alpha}")
         if share is not None and not 0 < share <= 1:
             raise ValueError(f"postnorm: share is a part of the blocks, above 0 and at most 1, not {share}")
+        if eps is not None and form == "hybrid" and embed == "raw":
+            raise ValueError("postnorm: eps has no effect with form=hybrid and embed=raw, which have no norm; drop it")
+        eps = 1e-6 if eps is None else eps
         self.form, self.two = form, form in TWO
         post_blocks = (0.25 if share is None else share) * plan.depth
         self.rules = [self._rule(site, post_blocks, first == "pre") for site in plan.sites]
