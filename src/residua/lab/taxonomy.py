@@ -86,7 +86,7 @@ def entry(spec: str) -> Entry:
         window=f"{len(slots)} slot{'s' * (len(slots) > 1)}" if slots else probe.window(),
         injection=probe.injection(reads),
         instance=not slots,
-        why="its sources are slots of a recurrent state, which every write remixes: none of them is what a layer made"
+        why="its sources are slots of a recurrent state, which every write changes: none of them is what a layer made"
         if slots
         else "",
     )
@@ -230,17 +230,26 @@ class _Probe:
         return () if "embed" in only else only
 
     def injection(self, reads: Sequence[MixingSite]) -> str:
-        """Added to the stream or in its place; and whether the stream itself ever holds the read.
-
-        It does if other parameters, with the sublayers' outputs kept, leave another state behind.
-        """
+        """Added to the stream or in its place; and whether the stream itself ever holds the read."""
         added = any(isinstance(read.routing.base, Tensor) for read in reads)
-        before = self.states()[-1]
-        self._stir()
-        pairs = zip(pytree.tree_leaves(before), pytree.tree_leaves(self.states()[-1]), strict=True)
-        held = any(_differ(one[..., :WIDTH], two[..., :WIDTH]) for one, two in pairs)  # keys may lie behind a value
         what = "added to the input" if added else "replaces the input"
-        return what + ("; the stream holds it too" if held else "; the stream never holds it")
+        return what + ("; the stream holds it too" if self._holds(reads) else "; the stream never holds it")
+
+    @torch.enable_grad()
+    def _holds(self, reads: Sequence[MixingSite]) -> bool:
+        """Whether the last state, with the outputs of all sublayers kept, depends on the very tensors of a read."""
+        sites = {read.site for read in reads if read.site.kind != "head"}
+        steps = list(walk(self.stream, self.embedding, lambda site, read: self.outputs[site.index]))
+        found = [
+            leaf for step in steps if step.site in sites for leaf in pytree.tree_leaves((step.lanes, step.read.carry))
+        ]
+        lanes = [leaf for leaf in found if isinstance(leaf, Tensor) and leaf.shape == self.embedding.shape]
+        learned = [lane for lane in lanes if lane.requires_grad]
+        total = sum((leaf.sum() for leaf in pytree.tree_leaves(steps[-1].state)), torch.zeros(()))
+        if not learned or not total.requires_grad:
+            return False
+        slopes = torch.autograd.grad(total, learned, allow_unused=True)
+        return any(slope is not None and bool(slope.abs().max() > TOLERANCE) for slope in slopes)
 
     def without_a_mixture(self) -> Entry:
         """The sum of all outputs, or no read of this form at all."""
