@@ -92,7 +92,10 @@ def test_headline_of_advice_does_not_contradict_its_reasons():
 
 def test_results_of_one_seed_are_evidence_without_an_interval(tmp_path):
     gap = {"mean": -0.1, "low": None, "high": None, "significant": None, "seeds": 1}
-    row = {"baseline": False, "difference": gap, "design": "delta", "layout": "attn,mlp", "parameters": 9, "speed": 1.0}
+    row = {
+        "label": "delta", "baseline": False, "difference": gap, "design": "delta", "layout": "attn,mlp", "size": "1x8",
+        "parameters": 9, "speed": 1.0,
+    }  # fmt: skip
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "results.json").write_text(json.dumps({"rows": [row], "notes": []}))
     (found,) = measured(tmp_path)

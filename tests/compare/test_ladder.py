@@ -322,3 +322,29 @@ def test_two_sizes_or_one_seed_are_no_ladder(tmp_path, missing):
     results = climbed(tmp_path, sizes=sizes)
     assert results["ladder"]["curves"] == {}
     assert all(row["speedup"] is None for row in results["rows"])
+
+
+def test_every_row_is_compared_with_the_tuning_of_its_own_size(tmp_path):
+    """A size with more rates than the first says nothing of its rows, and one with fewer hides nothing."""
+    grids = [[1e-3, 2e-3, 4e-3], [5e-4, 1e-3, 2e-3, 4e-3, 8e-3]]
+    for place, (first, second) in enumerate((grids, grids[::-1])):
+        sizes = [{**SIZES[0], "lr": first}, {**SIZES[1], "lr": second}]
+        one = plan(sizes=sizes, seeds=[0, 1, 2], tune={"lr": [1e-3, 2e-3, 4e-3], "seeds": [100]})
+        out = tmp_path / str(place)
+        for run in one.tuning():
+            leave(out / run.folder, run.config, 3 + abs(math.log(run.config.lr / 2e-3)))
+        for run in one.runs(choose_rates(one, out)):
+            leave(out / run.folder, run.config, 3 + 0.01 * run.config.seed)
+        assert not any("was tuned by" in note for note in collect(one, out)["notes"])
+
+
+def test_edge_note_names_the_rate_at_the_edge(tmp_path):
+    one = plan(
+        sizes=SIZES[:1], seeds=[0, 1, 2], tune={"lr": [1e-3, 2e-3, 4e-3], "residual_lr": [4e-3, 8e-3], "seeds": [100]}
+    )
+    for run in one.tuning():
+        worse = abs(math.log(run.config.lr / 2e-3)) + abs(math.log(run.config.residual_rate / 8e-3))
+        leave(tmp_path / run.folder, run.config, 3 + worse)
+    for run in one.runs(choose_rates(one, tmp_path)):
+        leave(tmp_path / run.folder, run.config, 3.0 + 0.01 * run.config.seed)
+    assert "mudd: its rate 0.002 / 0.008 is at the edge of the grid" in " ".join(collect(one, tmp_path)["notes"])

@@ -246,3 +246,14 @@ def test_a_file_is_no_directory_of_records(tmp_path):
     (tmp_path / "x").write_text("")
     with pytest.raises(ValueError, match="is a file; give a directory"):
         Records(tmp_path / "x", "pydoc", "bytes", dict)
+
+
+def test_record_of_a_finished_run_replaces_a_divergence(again):
+    folder, pool = again
+    before = made("first")["rows"]
+    ended = sorted((folder / "first/runs").glob("*/seed0"))[-1]
+    (ended / "result.json").unlink()
+    (ended / "diverged.json").write_text('{"step": 1, "site": "l0_mlp", "message": "nan"}')
+    assert made("first")["rows"] == before
+    assert not (ended / "diverged.json").exists()
+    assert not pool.made

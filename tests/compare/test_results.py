@@ -177,6 +177,8 @@ def test_different_corpora_are_refused_unless_forced(compared):
     plan, out = compared
     last = out / plan.runs({})[-1].folder / "result.json"
     last.write_text(last.read_text().replace('"f"', '"other"'))
+    lines = last.with_name("metrics.jsonl")  # of another text the batches are others too
+    lines.write_text(lines.read_text().replace('"batch": "b"', '"batch": "c"'))
     with pytest.raises(ValueError, match="do not compare"):
         collect(plan, out)
     assert any("FORCED" in note for note in collect(plan, out, force=True)["notes"])

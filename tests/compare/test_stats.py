@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from residua.lab.common.stats import ALPHA, holm, paired, spread, student
+from residua.lab.common.stats import ALPHA, found_at, holm, paired, spread, student
 from residua.lab.compare.until import Until
 
 
@@ -38,8 +38,30 @@ def test_paired_interval_by_hand():
     assert found.mean == -2
     assert found.low == pytest.approx(-2 - half, abs=1e-5)
     assert found.high == pytest.approx(-2 + half, abs=1e-5)
-    assert found.detectable == pytest.approx((4.302653 + 1.060660) / math.sqrt(3), abs=1e-5)
+    assert found.detectable == pytest.approx(found_at(0.05, 2) / math.sqrt(3))
     assert found.significant is False
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 4, 11, 40])
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 7, 0.05 / 50])
+def test_detectable_difference_has_the_power_that_it_says(alpha, freedom):
+    """By scipy's noncentral t."""
+    limit, mean = stats.t.ppf(1 - alpha / 2, freedom), found_at(alpha, freedom)
+    power = stats.nct.sf(limit, freedom, mean) + stats.nct.cdf(-limit, freedom, mean)
+    assert power == pytest.approx(0.8, abs=1e-4)
+
+
+@pytest.mark.parametrize(("seeds", "rows"), [(5, 1), (5, 7), (12, 3)])
+def test_detectable_difference_is_found_about_as_often_as_it_says(seeds, rows):
+    """The clearest of so many rows, judged by Holm, where the other rows differ in nothing: simulated."""
+    draw, found, rounds = np.random.default_rng(0), 0, 2000
+    least = paired(list(np.linspace(-1, 1, seeds) / np.linspace(-1, 1, seeds).std(ddof=1)), [0.0] * seeds, tests=rows)
+    for _ in range(rounds):
+        gaps = draw.normal(0, 1, (rows, seeds))
+        gaps[0] += least.detectable
+        p_values = [paired(list(row), [0.0] * seeds).p for row in gaps]
+        found += holm(p_values)[0] <= 0.05
+    assert found / rounds == pytest.approx(0.8, abs=0.03)
 
 
 def test_common_luck_of_a_seed_cancels():

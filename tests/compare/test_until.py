@@ -1,6 +1,7 @@
 """Seeds are added to all rows alike until the differences are resolved, and the table says how it was judged."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -77,7 +78,13 @@ def test_seeds_are_added_to_all_rows_until_resolved(tmp_path, trained, spread, e
     assert ends in note
     assert f"with {count} seeds" in note
     assert "Lan & DeMets 1983" in note
-    assert results["statistics"] == {"alpha": pytest.approx(0.05), "rows": 2, "over_rows": "Holm", "looks": 6}
+    assert results["statistics"] == {
+        "alpha": pytest.approx(0.05),
+        "rows": 2,
+        "mde_rows": 2,
+        "over_rows": "Holm",
+        "looks": 6,
+    }
     assert "5 % for all 2 rows together (Holm)" in legend(results)
     assert "99.17 % t interval" in legend(results)
     assert json.loads((tmp_path / "plan.json").read_text())["seeds"] == [0, 1, 2]
@@ -121,3 +128,10 @@ def test_plan_that_passes_its_text_too_often_is_refused(tmp_path, trained):
 def test_level_of_a_look():
     assert Until(half_width=0.01, most_seeds=12).level(3) == pytest.approx(0.005)
     assert Until(half_width=0.01, most_seeds=3).level(3) == pytest.approx(0.05)
+
+
+def test_note_of_a_comparison_that_goes_on_says_so():
+    until = Until(half_width=0.01, most_seeds=6)
+    assert "not resolved yet, at look 2 of at most 4, with 4 seeds" in replace(until, began=3).note(4, 0.5)
+    assert "NOT resolved when the most seeds were reached, at look 4" in replace(until, began=3).note(6, 0.5)
+    assert ": resolved, at look 2" in replace(until, began=3).note(4, 0.005)

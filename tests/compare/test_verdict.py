@@ -1,6 +1,7 @@
 """The closing lines of a comparison: what was found, what was not, and a command that would run."""
 
 import math
+import re
 import shlex
 from dataclasses import asdict
 from statistics import stdev
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.lab.common.stats import paired, student
+from residua.lab.common.stats import found_at, paired
 from residua.lab.compare.verdict import MOST_SEEDS, detectable, lines, verdict, with_seeds
 
 BASE = (2.0, 2.1, 2.2)
@@ -49,7 +50,7 @@ def test_more_seeds_are_as_many_as_would_tell_the_nearest():
     nearest, seen = found["rows"][1], abs(found["rows"][1]["difference"]["mean"])
     gaps = [own - base for own, base in zip(NEAR, BASE, strict=True)]
     for seeds in (3, 6, 9):
-        expected = (student(0.975, seeds - 1) + student(0.8, seeds - 1)) * stdev(gaps) / math.sqrt(seeds)
+        expected = found_at(0.05, seeds - 1) * stdev(gaps) / math.sqrt(seeds)
         assert detectable(nearest, seeds) == pytest.approx(expected)
     words = shlex.split(verdict(found, "runs/demo")["command"])
     wanted = int(words[words.index("--seeds") + 1])
@@ -81,6 +82,10 @@ def test_where_all_is_told_the_next_command_looks_at_the_sources():
         ("residua compare -d a --seeds 3 -o runs/demo", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
         ("residua compare -d a --seeds=3 --out=x", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
         ("residua compare -d a --so-far --out x", "residua compare -d a --seeds 6 --out runs/demo-6-seeds"),
+        (
+            "residua compare -d a --until-resolved 1e-4 --most-seeds=7 --out x",
+            "residua compare -d a --seeds 6 --out runs/demo-6-seeds",
+        ),
         ("", ""),
         ("residua report runs/demo", ""),
     ],
@@ -97,3 +102,24 @@ def test_next_command_of_a_plan_is_one_that_would_run(tmp_path):
     assert done.exit_code == 0, done.output
     words = shlex.split(told["command"])
     assert done.output.startswith(f"2 rows x {words[words.index('--seeds') + 1]} seeds")
+
+
+def test_the_level_is_that_of_the_table():
+    """Of intervals that are wider for several looks, and of what is detectable among several rows."""
+    found = results(canon=AHEAD, dense=NEAR)
+    found["statistics"] = {"alpha": 0.05, "rows": 2, "mde_rows": 2, "looks": 10}
+    told = verdict(found, "out")
+    assert "(99.5 % interval" in told["found"]
+    wanted, row = int(re.search(r"--seeds (\d+)", told["command"])[1]), found["rows"][2]
+    assert f"would be {detectable(row, wanted, 0.05 / 20):.3f} nats" in told["next"]
+    assert detectable(row, 3, 0.05 / 20) == pytest.approx(row["difference"]["detectable"])
+
+
+def test_nothing_comes_next_beyond_the_most_seeds_and_of_conversions():
+    many = results(dense=NEAR)
+    many["rows"][1]["difference"] |= {"seeds": 9, "significant": False}
+    assert verdict(many, "out")["command"] == ""
+    moved = results(canon=AHEAD)
+    for row in moved["rows"]:
+        row["after"] = {}
+    assert verdict(moved, "out")["command"] == ""

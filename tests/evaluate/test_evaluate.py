@@ -146,3 +146,13 @@ def test_unknown_task_is_refused_before_a_model_is_opened(tmp_path, task, words)
     said = CliRunner().invoke(app, ["eval", str(tmp_path / "no model"), "--task", task])
     assert said.exit_code != 0
     assert words in str(said.exception)
+
+
+def test_encoder_has_no_next_token_loss(tmp_path, text):
+    config = TrainConfig(
+        corpus=text, width=16, depth=1, heads=2, steps=1, batch=2, context=16, eval_windows=2, objective="mlm"
+    )
+    train(config, tmp_path / "run")
+    done = residua("eval", str(tmp_path / "run"), "--corpus", text, "--context", "16")
+    assert done.code == 2
+    assert "the model is an encoder" in done.err

@@ -12,7 +12,7 @@ import typer
 
 from residua.cli._flags import MOST_SEEDS, grid, path_option, refuse_output, show, tell, typed
 from residua.lab.common.files import Record, Values, write_json
-from residua.lab.common.tables import MDE, difference, print_table, spread
+from residua.lab.common.tables import difference, mde, print_table, spread
 
 if TYPE_CHECKING:
     from residua.lab.tasks.task import Task
@@ -123,7 +123,7 @@ def _show(results: Values) -> None:
         rows.append((name, f"{row['lr']:g}", mean, reached, gap, _routing(row["runs"])))
     legend = (
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
-        f"vs baseline: paired over seeds, 95 % interval; {MDE}."
+        f"vs baseline: paired over seeds, 95 % interval; {mde({})}."
     )
     titles = ("design", "lr", "accuracy", "steps to 95 %", "vs baseline", "routing")
     print_table(titles, rows, [legend], results["notes"], width=160)

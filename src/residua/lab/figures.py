@@ -95,7 +95,9 @@ def _curve(series: Series) -> Values:
 
 def _routing(records: Sequence[Record]) -> Values | None:
     """The mean weights of the sites that mix; None for a design without any."""
-    mixing = [site for site in records[0]["sites"] if all(site["site"] in each["mean_weights"] for each in records)]
+    mixing = [
+        site for site in records[0]["sites"] if all(site["site"] in each.get("mean_weights", {}) for each in records)
+    ]
     if not mixing:
         return None
     own = {site["site"]: means(each["mean_weights"][site["site"]] for each in records) for site in mixing}
@@ -103,9 +105,11 @@ def _routing(records: Sequence[Record]) -> Values | None:
     return weight_grid(records[0]["sites"], own, signed="signed" in kinds)
 
 
-def _depth(records: Sequence[Record]) -> Values:
-    """Every site's numbers in reading order."""
+def _depth(records: Sequence[Record]) -> Values | None:
+    """Every site's numbers in reading order; None for a model whose sites are not known."""
     sites = records[0]["sites"]
+    if not sites:
+        return None
     blocks = [site["layer"] for site in sites]
     plan = Plan.regular(1, max(1, blocks[-1]))
     return {

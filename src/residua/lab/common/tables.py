@@ -11,9 +11,6 @@ from residua.lab.common.files import Record
 if TYPE_CHECKING:
     from rich.console import Console
 
-MDE = "MDE: the minimum detectable effect, the smallest true difference found with 80 % power"
-"""What a legend says of `difference`."""
-
 _STYLE = """
 .residua { color-scheme: light dark; font: 0.85rem/1.45 system-ui, sans-serif; overflow-x: auto; }
 .residua table { border-collapse: collapse; color: light-dark(#1b1b1b, #e8e8e8); background: light-dark(#fff, #111); }
@@ -22,6 +19,16 @@ _STYLE = """
 .residua th:first-child, .residua td:first-child { text-align: left; font-family: ui-monospace, monospace; }
 .residua p { color: light-dark(#555555, #a8a8a8); max-width: 90ch; margin: 0.4rem 0; }
 """
+
+
+def mde(results: Record) -> str:
+    """What MDE stands for; earlier versions found it for each row by itself."""
+    rows = results.get("statistics", {}).get("mde_rows")
+    whose = "for a row judged by itself" if rows is None else f"among {count(rows, 'row')}"
+    return (
+        "MDE: the minimum detectable effect, the smallest true difference found with 80 % power by these seeds, "
+        f"{whose}"
+    )
 
 
 def spread(value: Record, digits: int) -> str:

@@ -62,7 +62,7 @@ def refuse_strangers(plan: Plan, out: Path) -> None:
     if stored.exists():
         if read_json(stored) != plan.to_json():
             raise ValueError(f"{out} belongs to another plan; give another --out, or run the plan in {stored}")
-    elif out.exists() and (not out.is_dir() or contents(out)):
+    elif out.exists() and (not out.is_dir() or contents(out) - {f".{PLAN}.writing"}):  # left by a kill
         raise ValueError(f"{out} is there and is not the directory of a comparison; give another --out")
 
 

@@ -75,9 +75,13 @@ class Records:
         write_json(folder / UPDATES, record["updates"])
         lines = "".join(json.dumps(line) + "\n" for line in record["validations"])
         replace_file(folder / "metrics.jsonl", [lines.encode()])
+        # what the folder may hold of an end that another machine did not see goes
         if record["diverged"] is not None:
+            for stale in (RESULT, ROUTING):
+                (folder / stale).unlink(missing_ok=True)
             write_json(folder / DIVERGED, record["diverged"])
         else:
+            (folder / DIVERGED).unlink(missing_ok=True)
             write_json(folder / ROUTING, record["routing"])
             write_json(folder / RESULT, record["result"])
         return True

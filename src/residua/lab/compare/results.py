@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from residua.lab.common.files import Record, Values, versions
-from residua.lab.common.stats import ALPHA, Difference, Spread, holm, paired, spread
+from residua.lab.common.stats import ALPHA, FEWEST, Difference, Spread, holm, paired, spread
 from residua.lab.compare import ladder, unfinished
 from residua.lab.compare.choice import choose_rates, rateless, reported, widest_stable
 from residua.lab.compare.ladder import Ladder
@@ -140,7 +140,7 @@ def collect(
         )
     _check_batches(series)
     rungs = Ladder(plan, series)
-    rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs), owed)
+    rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs, owed), owed)
     shown = [row.to_json() for row in rows]
     laddered = rungs.to_json(out, choose_rates(plan, out))
     results = Results(
@@ -217,10 +217,11 @@ def _broken(out: Path, runs: Sequence[Run]) -> list[Broken]:
 
 
 def _check_batches(series: Iterable[Series]) -> None:
-    """Refuse runs of one seed that did not see the same batches in the same order: each update logged what it saw."""
-    first: dict[int, FinishedRun] = {}
-    for run in (run for each in series for run in each.seeds):
-        other = first.setdefault(run.seed, run)
+    """Refuse runs of one size and seed that did not see the same batches in the same order: each update logged what it
+    saw. Sizes may train on more or less text, and runs on different corpora are compared only where that is forced."""
+    first: dict[tuple[str, int, str], FinishedRun] = {}
+    for size, run in ((each.baseline, run) for each in series for run in each.seeds):
+        other = first.setdefault((size, run.seed, run.result["fingerprint"]), run)
         if _seen(run) != _seen(other):
             raise ValueError(f"{run.folder} and {other.folder} have one seed but saw different batches; run both again")
 
@@ -238,13 +239,13 @@ def _passes(series: Sequence[Series]) -> list[str]:
 
 def _statistics(plan: ComparePlan, rows: Sequence[Row], owed: int) -> Values:
     """How verdicts are made, for the legend and whoever reads the JSON."""
-    judged = [row for row in rows if row.difference is not None]
-    if owed:
-        judged = [row for row in judged if row.adjusted is not None]
+    compared = [row for row in rows if row.difference is not None]
+    judged = [row for row in compared if row.adjusted is not None] or compared
     looks = 1 if plan.until is None else len(plan.until.counts(len(plan.seeds)))
     return {
         "alpha": ALPHA,
         "rows": len(judged) + owed,
+        "mde_rows": len(judged) + owed,
         "over_rows": "Holm",
         "looks": looks,
     }
@@ -269,7 +270,9 @@ def _of_updates(each: Series, key: str) -> list[float]:
     return found if len(found) == len(each.seeds) else []
 
 
-def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run], out: Path, rungs: Ladder) -> list[Row]:
+def _rows(
+    plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run], out: Path, rungs: Ladder, owed: int
+) -> list[Row]:
     by_slug = {each.slug: each for each in series}
     budgets: dict[str, float] = {}
     for each in series:
@@ -285,6 +288,7 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run],
         return [losses[run.seed] for run in each.seeds]
 
     level = ALPHA if plan.until is None else plan.until.level(len(plan.seeds))
+    tests = owed + sum(each.slug != each.baseline and len(each.seeds) >= FEWEST for each in series)
     rows = []
     for each in series:
         first, base = begun[each.label], by_slug[each.baseline]
@@ -309,7 +313,7 @@ def _rows(plan: ComparePlan, series: Sequence[Series], begun: Mapping[str, Run],
                 loss=spread(every(each, "loss")),
                 perplexity=spread(every(each, "perplexity")),
                 bits_per_byte=spread(every(each, "bits_per_byte")),
-                difference=None if each is base else paired(every(each, "loss"), of_base(each), level),
+                difference=None if each is base else paired(every(each, "loss"), of_base(each), level, tests),
                 loss_at_equal_time=spread([run.loss_at(budgets[each.baseline]) for run in each.seeds])
                 if alike
                 else None,
@@ -332,20 +336,21 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     said = []
     if len(plan.seeds) < 3:
         said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
-    base = next(row for row in rows if row.baseline)
+    bases = {row.size: row for row in rows if row.baseline}
     if not plan.tune.lr and not plan.chosen:
         said.append(
             "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
         )
     said += [
-        f"{row.label}: its rate {row.rates['lr']:g} is at the edge of the grid; a better one may lie outside."
+        f"{row.label}: its rate {_shown_rates(row)} is at the edge of the grid; a better one may lie outside."
         for row in rows
         if row.edge
     ]
     said += [
-        f"{row.label} was tuned by {row.trials} runs and the baseline {base.label} by {base.trials}."
+        f"{row.label} was tuned by {row.trials} runs and the baseline {bases[row.size].label} by "
+        f"{bases[row.size].trials}."
         for row in rows
-        if row.trials > base.trials
+        if row.trials > bases[row.size].trials
     ]
     kinds = sorted({kind for row in rows for kind in row.hardware.split("; ") if kind})
     if len(kinds) > 1:
@@ -359,6 +364,12 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     if corpora > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said
+
+
+def _shown_rates(row: Row) -> str:
+    """The learning rate, and that of the design's own parameters where it is another."""
+    lr, own = row.rates["lr"], row.rates["residual_lr"]
+    return f"{lr:g}" if own == lr else f"{lr:g} / {own:g}"
 
 
 def _breaks(plan: ComparePlan, lost: Collection[str], untuned: Sequence[Broken], failed: Sequence[Broken]) -> list[str]:

@@ -20,7 +20,10 @@ def read_series(*outs: Path | str) -> list[Series]:
     """The series of a comparison, or of one or several runs; at least one has a finished seed."""
     folders = [Path(out) for out in outs]
     if len(folders) == 1 and (folders[0] / PLAN).exists():
-        planned = of_comparison(_grown(ComparePlan.from_json(read_json(folders[0] / PLAN)), folders[0]), folders[0])
+        values = read_json(folders[0] / PLAN)
+        if "finetune" in values:
+            raise ValueError(f"{folders[0]} compares conversions; give the directories of its runs, as runs/ROW/seed0")
+        planned = of_comparison(_grown(ComparePlan.from_json(values), folders[0]), folders[0])
     else:
         planned = _alone(folders)
     if not any(each.seeds for each in planned):

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.tables import MDE, count, difference, html_table, print_table, spread, terminal, times
+from residua.lab.common.tables import count, difference, html_table, mde, print_table, spread, terminal, times
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
@@ -58,15 +58,11 @@ def legend(results: Record) -> str:
     matched = match if match != "none" else "nothing; see params"
     chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
     seeds = _seeds(results)
-    judged = results.get("statistics")  # results of earlier versions were judged row by row
-    level = "95 %" if judged is None else f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
-    why = "the interval contains zero"
-    if judged is not None:
-        why = f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
+    level, why = _judged(results)
     lines = [
         f"val loss: nats per token, mean +- standard deviation over {seeds}. "
         f"vs baseline: mean paired difference with its {level} t interval;",
-        f"n.s.: not significant, {why}; {MDE} by these seeds.",
+        f"n.s.: not significant, {why}; {mde(results)}.",
         f"equal time: loss when the fastest row{_among(results)} was done, others in mid-schedule. "
         "speed: tokens per CPU second, and peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
@@ -79,6 +75,15 @@ def legend(results: Record) -> str:
             "all seeds. stable lr: largest rate of the grid up to which none diverged or ended a tenth above the best."
         )
     return "\n".join(lines)
+
+
+def _judged(results: Record) -> tuple[str, str]:
+    """The level of the intervals, and when a difference is not significant."""
+    judged = results.get("statistics")  # results of earlier versions were judged row by row
+    if judged is None:
+        return "95 %", "the interval contains zero"
+    level = f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
+    return level, f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
 
 
 def to_markdown(results: Record) -> str:
@@ -163,10 +168,10 @@ def _width(cells: Mapping[str, Callable[[Record], str]], rows: Sequence[Record])
 
 def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[str]) -> str:
     """The legend of the columns that are shown, a sentence each."""
-    match = results["plan"]["match"]
+    match, (level, why) = results["plan"]["match"], _judged(results)
     said = {
         "val loss": f"val loss: nats per token, mean +- deviation over {_seeds(results)}",
-        "vs baseline": "vs baseline: mean paired difference with its 95 % t interval; n.s.: the interval holds zero",
+        "vs baseline": f"vs baseline: mean paired difference with its {level} t interval; n.s.: not significant, {why}",
         "equal time": f"equal time: loss when the fastest row{_among(results)} was done",
         "speed": "speed: tokens per CPU second over the baseline's, rough",
         "memory": "memory: at the peak, over the baseline's",
@@ -175,7 +180,7 @@ def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[s
     }
     lines = [f"{text}." for title, text in said.items() if title in shown]
     if "vs baseline" in shown:
-        lines.append(f"{MDE}.")
+        lines.append(f"{mde(results)}.")
     lines.append(f"matched on: {match if match != 'none' else 'nothing'}. Not shown here: {', '.join(dropped)}.")
     return "\n".join(lines)
 

@@ -52,7 +52,10 @@ class Until:
     def note(self, seeds: int, widest: float) -> str:
         """How it ended: with so many seeds, and intervals that reach at most so far to either side."""
         counts = self.counts(seeds)
-        which = "resolved" if widest <= self.half_width else "NOT resolved when the most seeds were reached"
+        if widest <= self.half_width:
+            which = "resolved"
+        else:
+            which = "NOT resolved when the most seeds were reached" if seeds == counts[-1] else "not resolved yet"
         return (
             f"Seeds were added to all rows until every interval reached at most {self.half_width:g} to either side: "
             f"{which}, at look {counts.index(seeds) + 1} of at most {len(counts)}, with {seeds} seeds (widest: "

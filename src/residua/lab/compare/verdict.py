@@ -1,10 +1,12 @@
 """verdict(results, out): what a comparison found, what it did not, and the one command to type next, in plain words.
 
-A row is significantly better or worse where the interval of its difference from the baseline leaves out zero; the
-numbers are those of the table. The next command repeats the comparison with as many seeds as would decide the row that
-is nearest to a decision, if its true difference is the one seen here:
+A row is significantly better or worse as the table says, which corrects for all of its rows (Holm); the numbers are
+those of the table. The next command repeats the comparison with as many seeds as would decide the row that is nearest
+to a decision, if its true difference is the one seen here:
 
-    detectable(n) = (t_0.975 + t_0.8) s / sqrt(n) <= |mean|,    s from the detectable difference of these seeds
+    detectable(n) = found_at(level, n - 1) s / sqrt(n) <= |mean|,    s from the detectable difference of these seeds
+
+where level is that of Holm's first step, 5 % over the rows and looks.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.stats import FEWEST, LEVEL, POWER, student
+from residua.lab.common.stats import ALPHA, FEWEST, found_at
 
 MOST_SEEDS = 12
 """What is asked for in a next command: with more, a larger model would be the better use of the time."""
@@ -41,9 +43,9 @@ def verdict(results: Record, out: Path | str) -> Values:
     clear = [row for row in judged if row["difference"]["significant"]]
     unclear = [row for row in judged if not row["difference"]["significant"]]
     return {
-        "found": _found(clear, base, _seeds(judged)),
+        "found": _found(clear, base, _seeds(judged), _interval(results)),
         "unclear": _unclear(unclear, base, _seeds(judged)),
-        **_next(results, unclear, out, seeds),
+        **_next(results, unclear, out, max(row["difference"]["seeds"] for row in judged)),
     }
 
 
@@ -54,7 +56,11 @@ def _so_far(results: Record, judged: Sequence[Record], base: str) -> Values:
     unclear = [row for row in judged if not row["difference"]["significant"]]
     words = [word for word in shlex.split(results["command"]) if word != "--so-far"]
     seeds = _seeds(judged) if judged else ""
-    found = _found(clear, base, seeds) if judged else f"nothing is judged yet: no row has {FEWEST} seeds."
+    found = (
+        _found(clear, base, seeds, _interval(results))
+        if judged
+        else f"nothing is judged yet: no row has {FEWEST} seeds."
+    )
     return {
         "found": f"so far, {found}",
         "unclear": _unclear(unclear, base, seeds),
@@ -85,22 +91,36 @@ def in_words(gap: Record | None) -> str:
     return f"{'better' if gap['mean'] < 0 else 'worse'} by {abs(gap['mean']):.4f} ({low:.4f} to {high:.4f})"
 
 
-def detectable(row: Record, seeds: int) -> float:
-    """The smallest true difference of a row that so many seeds would find, from the spread that these showed."""
+def detectable(row: Record, seeds: int, level: float = ALPHA) -> float:
+    """The smallest true difference of a row that so many seeds would find, from the spread that these showed.
+
+    level: at which the seeds that are there were judged, and those to come are.
+    """
     gap = row["difference"]
-    return gap["detectable"] * _reach(seeds) / _reach(gap["seeds"])
+    return gap["detectable"] * _reach(seeds, level) / _reach(gap["seeds"], level)
 
 
-def _reach(seeds: int) -> float:
-    return (student(1 - (1 - LEVEL) / 2, seeds - 1) + student(POWER, seeds - 1)) / math.sqrt(seeds)
+def _reach(seeds: int, level: float) -> float:
+    return found_at(level, seeds - 1) / math.sqrt(seeds)
 
 
-def _found(rows: Sequence[Record], base: str, seeds: str) -> str:
+def _statistics(results: Record) -> Record:
+    """How it was judged; results of earlier versions row by row."""
+    return {"alpha": ALPHA, "mde_rows": 1, "looks": 1, **results.get("statistics", {})}
+
+
+def _interval(results: Record) -> str:
+    """The name of its intervals."""
+    judged = _statistics(results)
+    return f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} % interval"
+
+
+def _found(rows: Sequence[Record], base: str, seeds: str, interval: str) -> str:
     said = []
     for word, sign in (("better", -1), ("worse", 1)):
         own = sorted((row for row in rows if row["difference"]["mean"] * sign > 0), key=_size)
         if own:
-            gaps = [_gap(row, explained=place == 0) for place, row in enumerate(own)]
+            gaps = [_gap(row, "" if place else interval) for place, row in enumerate(own)]
             said.append(f"significantly {word} than {base} ({seeds}): {_listed(gaps)}")
     if not said:
         return f"no row differs significantly from {base} ({seeds})."
@@ -118,17 +138,23 @@ def _unclear(rows: Sequence[Record], base: str, seeds: str) -> str:
 
 def _next(results: Record, unclear: Sequence[Record], out: Path | str, seeds: int) -> Values:
     if not unclear:
+        if any("after" in row for row in results["rows"]):  # of conversions, which have no page of their own
+            return {"next": "", "command": ""}
         why = "What each source of each sublayer is worth:"
         return {"next": why, "command": shlex.join(["residua", "report", str(out), "--ablate"])}
+    judged = _statistics(results)
+    level = judged["alpha"] / max(judged["mde_rows"], 1) / judged["looks"]
     nearest = min(unclear, key=lambda row: row["difference"]["detectable"] / (abs(row["difference"]["mean"]) or 1e-12))
     seen = abs(nearest["difference"]["mean"])
     wanted = max(2 * seeds, FEWEST)
-    while wanted < MOST_SEEDS and detectable(nearest, wanted) > seen:
+    if wanted > MOST_SEEDS:
+        return {"next": "", "command": ""}
+    while wanted < MOST_SEEDS and detectable(nearest, wanted, level) > seen:
         wanted += 1
     command = with_seeds(results["command"], out, wanted)
     why = (
         f"with {_counted(wanted)} the minimum detectable effect for {nearest['label']} would be "
-        f"{detectable(nearest, wanted):.3f} nats:"
+        f"{detectable(nearest, wanted, level):.3f} nats:"
     )
     return {"next": why if command else "", "command": command}
 
@@ -139,10 +165,11 @@ def with_seeds(command: str, out: Path | str, seeds: int) -> str:
     if words[:2] != ["residua", "compare"]:
         return ""
     kept, skip = [], False
+    replaced = ("--seeds", "--out", "-o", "--until-resolved", "--most-seeds")
     for word in words:
-        if not skip and word.split("=")[0] not in ("--seeds", "--out", "-o"):
+        if not skip and word.split("=")[0] not in replaced:
             kept.append(word)
-        skip = not skip and word in ("--seeds", "--out", "-o")
+        skip = not skip and word in replaced
     return shlex.join([*kept, "--seeds", str(seeds), "--out", f"{str(out).rstrip('/')}-{seeds}-seeds"])
 
 
@@ -154,11 +181,11 @@ def _size(row: Record) -> float:
     return -abs(row["difference"]["mean"])
 
 
-def _gap(row: Record, *, explained: bool) -> str:
+def _gap(row: Record, interval: str) -> str:
     """By how much, and between what; the first of a sentence says of what kind its numbers are."""
     gap = row["difference"]
     low, high = sorted((abs(gap["low"]), abs(gap["high"])))
-    unit, kind = (" nats per token", "95 % interval ") if explained else ("", "")
+    unit, kind = (" nats per token", f"{interval} ") if interval else ("", "")
     return f"{row['label']} by {abs(gap['mean']):.3f}{unit} ({kind}{low:.3f} to {high:.3f})"
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from residua.lab.common.files import Record, Values
 from residua.lab.common.stats import ALPHA, holm, paired, spread
-from residua.lab.common.tables import MDE, count, difference, markdown_table, print_table
+from residua.lab.common.tables import count, difference, markdown_table, mde, print_table
 from residua.lab.common.tables import spread as shown_spread
 from residua.lab.conversions.plan import BASE, ConversionPlan, Rates, Run
 from residua.lab.runs import FinishedRun, divergence, final_loss, read_run
@@ -51,7 +51,7 @@ def collect(plan: ConversionPlan, out: Path, chosen: Mapping[str, Rates], *, com
         of_base = [read[BASE, seed] for seed in plan.seeds]
         rises = [_rise(losses[label, seed], losses[BASE, seed]) for seed in plan.seeds]
         own, base = ([run.result["loss"] for run in each] for each in (of_row, of_base))
-        gap = None if label == BASE else asdict(paired(own, base))
+        gap = None if label == BASE else asdict(paired(own, base, tests=len(plan.labels()) - 1))
         tried = plan.trials(label)
         rates = dict(chosen.get(label, {}))
         rows.append(
@@ -108,7 +108,13 @@ def collect(plan: ConversionPlan, out: Path, chosen: Mapping[str, Rates], *, com
         ],
         "tuning": _tuning(plan, out, chosen),
         "diverged": broken,
-        "statistics": {"alpha": ALPHA, "rows": len(judged), "over_rows": "Holm", "early": EARLY},
+        "statistics": {
+            "alpha": ALPHA,
+            "rows": len(judged),
+            "mde_rows": len(plan.labels()) - 1,
+            "over_rows": "Holm",
+            "early": EARLY,
+        },
     }
     results["notes"] = _notes(results)
     return results
@@ -171,7 +177,7 @@ def _tuning(plan: ConversionPlan, out: Path, chosen: Mapping[str, Rates]) -> lis
 
 
 def _ends(grid: list[float]) -> tuple[float, ...]:
-    return (min(grid), max(grid)) if grid else ()
+    return (min(grid), max(grid)) if len(grid) > 1 else ()
 
 
 def _notes(results: Record) -> list[str]:
@@ -224,7 +230,8 @@ def legend(results: Record) -> str:
         f"Validation loss, nats per token, mean +- standard deviation over {seeds}. largest rise: of the training loss "
         f"over that of the unconverted row on the same batch, in the first {results['statistics']['early']} updates of "
         f"any seed. vs going on: mean paired difference with its 95 % t interval; n.s.: not significant, {alpha} for "
-        f"all rows together (Holm); {MDE} by these seeds. lr: of the checkpoint's weights / of the design's."
+        f"all rows together (Holm); {mde(results)}. "
+        "lr: of the checkpoint's weights / of the design's."
     )
 
 
@@ -243,6 +250,8 @@ def to_markdown(results: Record) -> str:
 def enough(results: Record) -> str:
     """Whether ordinary fine-tuning was enough: who ends below its start, and what the worst early update cost."""
     rows = [row for row in results["rows"] if not row["baseline"]]
+    if not rows:
+        return "Was ordinary fine-tuning enough? No conversion is left: all of them diverged."
     higher = [row["label"] for row in rows if row["gained"]["mean"] <= 0]
     worst, early = max(rows, key=lambda row: row["rise"]), results["statistics"]["early"]
     ended = f"not for {', '.join(higher)}, no lower than before" if higher else "all end below where they began"

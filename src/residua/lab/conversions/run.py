@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
@@ -47,9 +47,9 @@ def compare_conversions(
         prepare(corpus, tokenizer, progress=lambda text: listen({"kind": "data", "text": text}))
     claim(plan, out)
 
-    def make(title: str, runs: Sequence[Run], *, needed: bool = False) -> None:
+    def make(title: str, runs: Sequence[Run], needed: Callable[[Run], bool] = lambda run: False) -> None:
         listen({"kind": "title", "text": title})
-        folders = {run.folder for run in runs if needed or run.label == BASE}
+        folders = {run.folder for run in runs if needed(run)}
         execute(
             runs, out, pool=pool, jobs=jobs, threads=plan.threads, listen=listen, needed=folders, deadline=deadline
         )  # fmt: skip
@@ -57,7 +57,7 @@ def compare_conversions(
     with closing(pool):
         if plan.base is not None:
             write_start(plan, out / START)
-            make("pretraining", [plan.pretraining(out)], needed=True)
+            make("pretraining", [plan.pretraining(out)], lambda run: True)
         chosen = {}
         if plan.tune.lr:
             first = [run for label in plan.labels() for run in plan.tuning(out, label)]
@@ -67,7 +67,7 @@ def compare_conversions(
             make("tuning residual_lr", then)
             chosen = {label: _best([*first, *then], out, label) for label in plan.labels()}
         runs = plan.runs(out, chosen)
-        make("fine-tuning", runs)
+        make("fine-tuning", runs, lambda run: run.label == BASE)
     results = collect(plan, out, chosen, command=command)
     write_json(out / FILE, results)
     write_text((out / FILE).with_suffix(".md"), to_markdown(results))

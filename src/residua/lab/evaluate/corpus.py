@@ -28,6 +28,9 @@ def corpus_loss(
 
     Each window starts without a past, so a longer context flatters a model: the figure belongs to its context.
     """
+    own = getattr(opened.model, "config", None)
+    if getattr(own, "causal", True) is False:
+        raise ValueError("the model is an encoder, which sees the token that it would be asked for; train a causal one")
     if context < 2:
         raise ValueError(f"context={context} must be at least 2")
     if batch < 1 or windows < 0:

@@ -41,7 +41,7 @@ def forest(rows: Sequence[tuple[str, str, Record]]) -> str:
              None if gap["low"] is None else (gap["low"], gap["high"]))
         for kind, name, gap in rows
     ]  # fmt: skip
-    title = "Difference of the validation loss from the baseline, with 95 % intervals"
+    title = "Difference of the validation loss from the baseline, with intervals"
     return drawn(marks, (-reach, reach), 0.0, lambda tick: f"{tick:+.3g}" if tick else "same loss", title)
 
 

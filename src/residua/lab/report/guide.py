@@ -43,7 +43,10 @@ VIEWS = {
         (
             ("Filled dot", "a significant difference"),
             ("Hollow dot", "not significant: these seeds cannot tell it from no difference"),
-            ("Bar", "95 % interval of the mean difference, seed by seed"),
+            (
+                "Bar",
+                "interval of the mean difference, seed by seed: 95 %, or more where seeds were added until resolved",
+            ),
             ("a / b", "in the routing columns: over all sublayers / over the last third of the blocks"),
         ),
         "The table of residua compare, in groups: significantly better than the baseline, not significantly "
