@@ -27,7 +27,7 @@ def _fill() -> None:
 
 
 def register(name: str) -> Callable[[Design], Design]:
-    """A class decorator that makes a `Stream` known as `name`: to `build`, the command line, the docs and every law.
+    """A class decorator that makes a `Stream` known as `name` in this process: to `build`, `names` and every law.
 
     Raises ValueError for a name that is taken, and for a class without a docstring or without `paper`.
     """

@@ -177,7 +177,9 @@ def built(model_type: str) -> None:
             f"not tried: its tiny configuration does not build ({str(error).strip().splitlines()[-1].strip()})"
         ) from None
     if size > MOST:
-        raise ValueError("not tried: it holds models of other things than text; convert its text model")
+        raise ValueError(
+            "not tried: its smallest test configuration is too large; if it has a text model, convert that"
+        )
 
 
 @torch.no_grad()

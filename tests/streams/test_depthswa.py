@@ -246,7 +246,6 @@ def test_depthswa_routing_is_what_is_read():
         ("gate=alpha,enter=stream", "mlp", ValueError, "needs enter=add"),
         ("enter=qkv", "mlp,conv", ValueError, "needs an attention sublayer"),
         ("key_norm=true,window=1", "mlp", ValueError, "two sources"),
-        ("heads=2,window=1", "mlp", ValueError, "heads has no effect where no site has two sources"),
         ("enter=output", "mlp", ValueError, "input|add|qkv|stream"),
         ("sources=values", "mlp", ValueError, "states|deltas"),
         ("unit=block", "mlp", ValueError, "layer|sublayer"),

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def command(
-    goal: str = typer.Option(None, help="Objective: quality, shortcut, local or depth."),
+    goal: str = typer.Option(
+        None,
+        help="quality: lower loss; shortcut: erase and rewrite; local: neighbouring tokens; depth: early layers again.",
+    ),
     size: str = typer.Option(None, help="Model size: demo, 220M, 350M, 533M, 1B, 3B, 7.6B, or DEPTHxWIDTH[xHEADS]."),
     config: Path = typer.Option(None, help="A Hugging Face config.json, or its directory, instead of --size."),
     context: int = typer.Option(None, help="Sequence length in tokens."),

@@ -48,7 +48,7 @@ def command(
     rows: int = typer.Option(2, help="model, compiled: batch size."),
     seconds: float = typer.Option(None, help="Time limit of one interleaved run."),
     pairs: int = typer.Option(20, help="model, compiled: minimum number of rounds."),
-    attempts: int = typer.Option(2, help="model: as many rounds again, up to this often, until A/A is within 1 %."),
+    attempts: int = typer.Option(2, help="model: repeat the rounds, at most this many times, until A/A is within 1 %."),
     quick: bool = typer.Option(False, "--quick", help="plain: one tiny shape, to see that everything runs."),
     threads: int = typer.Option(1, help="Number of threads, and of cores to pin to."),
     as_is: bool = typer.Option(False, "--as-is", help="Neither pin cores nor configure the allocator."),
@@ -85,7 +85,9 @@ def command(
         _all(out, resume, compile_only)
         return
     if kind not in KINDS:
-        raise ValueError(f"residua bench measures {', '.join(KINDS)}, not {kind!r}")
+        raise ValueError(
+            f"residua bench needs what to measure: {', '.join(KINDS)}" + (f", not {kind!r}" if kind else "")
+        )
     if threads < 1:
         raise ValueError(f"threads={threads} must be at least 1")
     refuse_output(out, ".json")

@@ -27,7 +27,7 @@ def command(
     seed: int = typer.Option(0, help="Random seed of the new parameters."),
     check: bool = typer.Option(True, help="Check before saving that the logits equal the base model's."),
     to: str = typer.Option(
-        None, "--to", help="Of a converted model: standard (its base, where the design does nothing) or onnx."
+        None, "--to", help="From a converted model: standard, its base (if the design has no effect), or onnx."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

@@ -53,7 +53,9 @@ def command(
         "interleaved", help="With --parallel: pipeline schedule; gpipe, 1f1b, interleaved or zero-bubble."
     ),
     microbatches: int = typer.Option(None, help="With --parallel: micro-batches of a step; 2 pp by default."),
-    virtual: int = typer.Option(None, help="With --parallel: pipeline stages on a rank."),
+    virtual: int = typer.Option(
+        None, help="With --parallel: pipeline stages on a rank; 2 by default where the schedule allows, else 1."
+    ),
     whole: bool = typer.Option(False, "--whole", help="With --parallel: send the whole state over every cut."),
     teraflops: float = typer.Option(400.0, help="With --parallel: TFLOP/s that a device sustains."),
     inside: float = typer.Option(300.0, help="With --parallel: GB/s between devices of one machine."),

@@ -85,7 +85,7 @@ def _show(report: Values) -> None:
     print_table(TITLES, [cells(row) for row in summary(report)], left=left, width=160)
     console.print(
         "error: RMS error over RMS reference, the largest (or smallest, where it must differ) of all models, windows "
-        "and gradients. --json has every one of them.\n\nWhat would settle it"
+        "and gradients. --json has every one of them.\n\nObjections to the paper, and what the checks show"
     )
     for one in report["settles"]:
         verdict = "shown" if one["passed"] else "NOT SHOWN"

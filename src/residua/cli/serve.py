@@ -13,7 +13,7 @@ def command(
         None, help="Options of `transformers serve`, after --, such as -- --port 8000 --continuous-batching."
     ),
 ) -> None:
-    """Serve a model through the OpenAI protocol: `transformers serve` in a process that has imported residua."""
+    """Serve a model with an OpenAI-compatible API: `transformers serve` in a process that has imported residua."""
     need("serve", "transformers", "fastapi", "uvicorn", "openai")
     from transformers.cli.transformers import app
 

@@ -188,7 +188,7 @@ sign(
         typer.Option(
             None,
             "--size",
-            metavar="220M|350M|1B|3B|7.6B|6x128",
+            metavar="demo|220M|350M|533M|1B|3B|7.6B|6x128",
             help="Shape and recipe of a named size, or a shape as DEPTHxWIDTH[xHEADS]; the other flags override it.",
         ),
     ),

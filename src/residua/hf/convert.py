@@ -41,6 +41,7 @@ def convert(
     layout:     the model's own sublayers with others inserted, as in "swa:window=16,attn,mlp".
     tokenizer:  makes the text of the identity check; found beside a directory by itself.
     dtype:      of a model that is loaded; "auto" is the checkpoint's own.
+    revision:   branch, tag or commit of a hub name.
     check:      False leaves the identity check out: for models too large to run here.
     seed:       of the queries that start at random.
     say:        called with the options that were filled in and the result of the check; None for silence.

@@ -81,7 +81,7 @@ def find(model: Model) -> Anatomy:
             f"{name} has a residual stream of its own, which is one of our designs already: use open_released"
         )
     if AutoModel._model_mapping.get(type(model.config), None) is not type(backbone):
-        raise NotFound(f"{type(backbone).__name__} is the half of another model that decodes, and no model of its own")
+        raise NotFound(f"{type(backbone).__name__} is the decoder of an encoder-decoder, and no model of its own")
     with _quiet(model):
         place = locate(backbone, name)
         _refuse_lookahead(backbone, name)

@@ -32,6 +32,11 @@ REFUSED = {
     "full_v": "it mixes cumulative states, which no released table uses",
     "block_v": "the released code ignores its value routing; load it as mode block",
     "delta_block_v": "the released code never fills its sources: it is the plain Qwen3",
+    "delta_replace": "an ablation whose read, over outputs without the embedding, replaces the stream; no design here",
+    "full_additive": "an ablation that adds a read of cumulative states to the stream; no design here",
+    "pre_gated": "an ablation that routes gated outputs; no design here",
+    "first_layer": "an ablation that mixes in one early output; no design here",
+    "delta_centered_reset": "the released code runs it as mode full; set attnres_mode to full",
 }
 IGNORED = ("attnres_init_bias", "attnres_gate_init")
 """Of older files; the release reads neither."""

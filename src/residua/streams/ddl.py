@@ -197,6 +197,7 @@ class DDL(Stream[Matrix]):
                 residual, this holds all of the design in its range (g = 1), for either value.
 
     Inits follow the released code: N(0, 0.25 / d) for matrices; the embedding's convolution is the identity.
+    `compress=channel`, the paper's form, has no released start, and begins as the mean over channels.
     """
 
     paper = "arXiv 2601.00417"

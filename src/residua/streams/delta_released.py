@@ -31,7 +31,7 @@ class DeltaReleased(DeltaStream):
     Without blocks a source is one sublayer's output, as in `delta`. With blocks (whole layers, ceil(L / blocks) each) a
     source is h minus the previous *source*, pushed after the first sublayer of a block's first layer has read.
 
-    gate   none | scalar | vector, as in `delta`.
+    gate   none | scalar | vector | alpha, as in `delta`.
     null   a learned vector among the sources, of which the first site then reads it alone.
     """
 

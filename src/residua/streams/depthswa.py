@@ -98,9 +98,8 @@ class DepthSWA(Stream[Window]):
             raise ValueError(f"depthswa: a gate needs enter=add; enter={enter} replaces what it would be added to")
         if enter == "qkv" and not any(site.lanes == 3 for site in plan.sites):
             raise ValueError("depthswa: enter=qkv needs an attention sublayer; this layout has none")
-        for option, given in (("key_norm", key_norm), ("heads", heads > 1)):
-            if given and not self._chooses():
-                raise ValueError(f"depthswa: {option} has no effect where no site has two sources; drop it")
+        if key_norm and not self._chooses():
+            raise ValueError("depthswa: key_norm has no effect where no site has two sources; drop it")
         self.shared = Projections(plan.width, self._chooses()) if shared else None
 
         def make(site: Site) -> nn.ModuleDict | None:

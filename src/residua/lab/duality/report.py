@@ -52,7 +52,8 @@ OBJECTIONS = (
     ),
     Objection(
         "A mapping of each method to the operator.",
-        "`residua designs --map` gives it. AttnRes and Delta read with one static query a depth, which is the "
+        "The table above gives it (`residua designs --map` answers another question: is there a weighted read at all?)"
+        ". AttnRes and Delta read with one static query a depth, which is the "
         "operator with queries that are not projected from the stack; DenseFormer, DCA, MUDD and ELC-BERT weigh "
         "sources without a softmax over dot products; Hyper-Connections and DDL keep a recurrent state: no instances.",
         "instance",
@@ -69,7 +70,7 @@ OBJECTIONS = (
         "reduction",
     ),
     Objection(
-        "That it reduces to uniform residual addition when the weights are the identity (the simulated rebuttal).",
+        "That it reduces to uniform residual addition when the weights are the identity.",
         "Identity weights with a window of one give the stream; a uniform softmax gives the mean. Over deltas a norm "
         "turns the mean into the standard network; over states nothing does.",
         "reduction",
@@ -81,7 +82,7 @@ OBJECTIONS = (
         "condition",
     ),
 )
-"""What would settle it: the objections of a machine-written review of the paper and of the simulated rebuttal to it."""
+"""Objections to the paper that reviewers raised, and what the checks show of each."""
 
 
 def examine(subjects: Sequence[Subject], *, on_event: Callable[[str], None] | None = None) -> Values:
@@ -144,7 +145,12 @@ TITLES = ("part", "statement", "type", "error", "must be", "cases", "")
 
 def as_markdown(report: Values) -> str:
     """The summary as a table, and what would settle it as a list."""
-    lines = [markdown_table(TITLES, map(cells, summary(report))), "", "**What would settle it**", ""]
+    lines = [
+        markdown_table(TITLES, map(cells, summary(report))),
+        "",
+        "**Objections to the paper, and what the checks show**",
+        "",
+    ]
     for one in report["settles"]:
         verdict = "shown" if one["passed"] else "NOT SHOWN"
         lines.append(f"- *{one['asked']}* {one['answer']} ({verdict} by the {one['shown_by']} rows.)")

@@ -28,13 +28,12 @@ def corpus_loss(
 
     Each window starts without a past, so a longer context flatters a model: the figure belongs to its context.
     """
-    own = getattr(opened.model, "config", None)
-    if getattr(own, "causal", True) is False:
-        raise ValueError("the model is an encoder, which sees the token that it would be asked for; train a causal one")
     if context < 2:
         raise ValueError(f"context={context} must be at least 2")
     if batch < 1 or windows < 0:
         raise ValueError(f"batch={batch} must be at least 1 and windows={windows} not negative")
+    if getattr(getattr(opened.model, "config", None), "causal", True) is False:
+        raise ValueError("the model is an encoder, which sees the token that it would be asked for; train a causal one")
     if opened.context is not None and context > opened.context:
         raise ValueError(f"the model takes {opened.context} tokens at most; choose a context up to that, not {context}")
     starts = sampler.spread(len(tokens.valid), context, windows)
