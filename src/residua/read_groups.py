@@ -31,6 +31,7 @@ class Ahead(NamedTuple):
     begun: tuple[Carry, ...] = ()
     """Reads over `covered`, for later sources to be merged with."""
     covered: tuple[Tensor, ...] = ()
+    """The sources that were read."""
     queries: tuple[Tensor, ...] = ()
     """Those of the reads that were begun, folded."""
     made: tuple[Tensor, ...] = ()
@@ -59,7 +60,7 @@ class ReadGroups:
         stream, graded = self.stream, torch.is_grad_enabled()
         routes = stream.routes(site)
         if ahead.made:
-            if graded or not routes:
+            if graded or not routes or self._moved(state, ahead, site):
                 return None
             base = stream.base(state)
             return lanes([_entered(route, made, base) for route, made in zip(routes, ahead.made, strict=False)])
@@ -76,11 +77,16 @@ class ReadGroups:
             found.append(route.onto(base, read.to(kept[0].dtype)))  # what is carried may be wider
         return lanes(found)
 
+    def _moved(self, state: State, ahead: Ahead, site: Site) -> bool:
+        """Whether the sources are no longer those that were read ahead: somebody has changed the state."""
+        kept, _ = self.stream.mixture(state, site)
+        return len(kept) != len(ahead.covered) or any(map(is_not, kept, ahead.covered))
+
     def onward(self, state: State, ahead: Ahead, site: Site) -> tuple[State, Ahead]:
         """After the write of a site: what is left of what was begun, or a new beginning."""
         used = len(self.stream.routes(site))
         if len(ahead.made) > used:
-            return state, Ahead(made=ahead.made[used:])
+            return state, Ahead(made=ahead.made[used:], covered=ahead.covered)
         if len(ahead.begun) > used:
             return state, Ahead(ahead.begun[used:], ahead.covered, ahead.queries[used:])
         if self.stream.centered or (self.blockwise and site.last):  # a mean taken away cannot be merged
@@ -102,7 +108,7 @@ class ReadGroups:
         routes = [route for each in coming.sites for route in stream.routes(each)]
         try:
             if final and not compiling:
-                return state, Ahead(made=_made(routes, kept, stream))
+                return state, Ahead(made=_made(routes, kept, stream), covered=kept)
             queries = Query.stacked([route.query for route in routes if route.query is not None])
             nulls = [route.null.logit for route in routes if route.null is not None]
             begun, covered = begin(

@@ -96,7 +96,10 @@ def observed(stream: Stream, *observers: Observer) -> Iterator[None]:
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             yield
     finally:
-        _observers[stream] = tuple(one for one in _observers[stream] if one not in observers)
+        left = list(_observers[stream])
+        for one in observers:  # the last of equal ones: an outer `with` may have it too
+            del left[len(left) - 1 - left[::-1].index(one)]
+        _observers[stream] = tuple(left)
 
 
 class Runner:

@@ -18,8 +18,13 @@ class Unsupported(Exception):
 
 
 def watched() -> bool:
-    """Whether somebody follows torch's operations: a compiler, or a dispatch mode such as that of fake tensors."""
-    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    """Whether somebody follows torch's operations: a compiler, a tracer, or a dispatch mode such as that of fake
+    tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 def forward_mode() -> bool:
@@ -112,7 +117,10 @@ def dense(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 def empties(inputs: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Room for the gradient of each input that wants one."""
-    return [torch.empty(one.shape, dtype=one.dtype) if want else None for one, want in zip(inputs, wanted, strict=True)]
+    return [
+        torch.empty(one.shape, dtype=one.dtype, device="cpu") if want else None
+        for one, want in zip(inputs, wanted, strict=True)
+    ]
 
 
 def differentiate(
@@ -135,6 +143,11 @@ def differentiate(
         made, slopes = zip(*pairs, strict=True)
         answers = iter(torch.autograd.grad(made, chosen, slopes, create_graph=True, allow_unused=True))
     return tuple(next(answers) if want else None for want in wanted)
+
+
+def batched(*gradients: Tensor | None) -> bool:
+    """Whether gradients are many at once (`is_grads_batched`), and no numbers that lie somewhere."""
+    return any(one is not None and not torch._C._has_storage(one) for one in gradients)
 
 
 def alias(tensor: Tensor) -> Tensor:
@@ -174,7 +187,7 @@ class _Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gradient = gradients if len(gradients) > 1 else gradients[0]
         kernel, options, wanted = ctx.kernel, ctx.options, ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or batched(*gradients):
             again = differentiate(lambda *one: kernel.reference(*one, *options), ctx.saved_tensors, wanted, gradient)
             return None, None, *again
         return None, None, *kernel.backward(ctx.saved_tensors, wanted, gradient, *options)

@@ -9,6 +9,7 @@ it after one warning that names the reason; under `RESIDUA_STRICT=1` that is an 
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -119,8 +120,9 @@ def fall_back(op: str, why: str) -> None:
     message = f"residua.ops.{op} runs its reference implementation: {why}"
     if _strict:
         raise RuntimeError(f"{message} (an error because RESIDUA_STRICT=1)")
-    if message not in _said:
-        _said.add(message)
+    kind = re.sub(r"[0-9]+", "n", message)  # a reason may name sizes: one warning for all of them
+    if kind not in _said:
+        _said.add(kind)
         warnings.warn(message, stacklevel=3)
 
 

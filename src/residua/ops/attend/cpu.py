@@ -68,12 +68,13 @@ def attend_weights(
 ) -> Tensor:
     """`reference.weights`; where a gradient of the weights is wanted, by the reference itself."""
     if guard.traced(query, *sources) or (
-        torch.is_grad_enabled() and any(one.requires_grad for one in (query, *sources))
+        torch.is_grad_enabled()
+        and any(one.requires_grad for one in (query, *sources, *(() if null is None else (null,))))
     ):
         return reference.weights(query, sources, eps=eps, null=null, heads=heads, total=total, centered=centered)
     native.serves(query, sources, null, heads)
     how, like = ReadOptions(eps, heads, len(sources) if total else 1, centered), sources[0]
-    found = torch.empty(len(sources), *like.shape[:-1], heads, dtype=accumulator(like.dtype))
+    found = torch.empty(len(sources), *like.shape[:-1], heads, dtype=accumulator(like.dtype), device="cpu")
     native.forward(how, native.wide(query, like), native.dense(sources), null=native.null_of(null, like), weights=found)
     return found
 
@@ -132,7 +133,7 @@ class _Attend(torch.autograd.Function):
         query, null, value, lse, *sources = ctx.saved_tensors
         how, (_, of_onto, *wanted) = ctx.how, ctx.needs_input_grad
         passed = gradient if of_onto else None
-        if torch.is_grad_enabled():  # create_graph: second derivatives are the reference's
+        if torch.is_grad_enabled() or guard.batched(gradient):  # second derivatives are the reference's
 
             def again(query: Tensor, null: Tensor | None, *sources: Tensor) -> Tensor:
                 return reference.attend(
@@ -154,8 +155,8 @@ class _Ahead(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         like = sources[0]
         wide = accumulator(like.dtype)
-        reads = tuple(torch.empty(like.shape, dtype=wide) for _ in queries)
-        sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=wide)
+        reads = tuple(torch.empty(like.shape, dtype=wide, device="cpu") for _ in queries)
+        sums = torch.empty(len(queries), *like.shape[:-1], how.heads, dtype=wide, device="cpu")
         native.forward(
             how, native.wide(queries, like), native.dense(sources), reads, null=native.null_of(nulls, like), lse=sums
         )
@@ -168,9 +169,9 @@ class _Ahead(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         queries, nulls, *sources = ctx.saved_tensors
         how, count, wanted, like = ctx.how, len(queries), ctx.needs_input_grad, sources[0]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or guard.batched(*gradients):
             return None, *groups.ahead_gradients(how, queries, nulls, sources, gradients, wanted[1:])
-        zeros = partial(torch.zeros, like.shape, dtype=accumulator(like.dtype))
+        zeros = partial(torch.zeros, like.shape, dtype=accumulator(like.dtype), device="cpu")
         reads = [zeros() if one is None else one for one in gradients[:count]]
         sums, later = gradients[count], gradients[count + 1 :]
         of_queries, of_nulls, made, _ = native.backward(
@@ -205,7 +206,7 @@ class _Merge(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, lse, value, read, read_lse, *sources = ctx.saved_tensors
         how, wanted = ctx.how, ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or guard.batched(gradient):
             return None, *groups.merge_gradients(how, query, value, lse, read, sources, gradient, wanted[1:])
         of_query, _, made, of_carry = native.backward(
             how,

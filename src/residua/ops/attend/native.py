@@ -173,7 +173,7 @@ def read(
 ) -> Carry:
     """One query's read and its log-sum."""
     like = sources[0]
-    lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype))
+    lse = torch.empty(*like.shape[:-1], how.heads, dtype=accumulator(like.dtype), device="cpu")
     return Carry(value(how, query, sources, null, carry, lse), lse)
 
 

@@ -8,6 +8,7 @@ from residua.native.guard import bare, dense
 from residua.native.library import call
 from residua.ops._backend import kernel
 from residua.ops.cached_attend import cached_attend
+from residua.ops.cached_attend.native import one_turn
 from residua.ops.norm import accumulator
 from residua.ops.project import project
 from residua.ops.project.native import few
@@ -36,6 +37,7 @@ def attention_step(
         and values.shape == keys.shape
         and held > 0 == queries % held
         and 0 <= before < room
+        and one_turn(rotation, width)
     )
     q, k, v = lanes if len(lanes) > 1 else lanes * 3
     if not fit:

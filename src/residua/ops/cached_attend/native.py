@@ -12,6 +12,11 @@ from residua.ops.cached_attend import reference
 from residua.ops.norm import accumulator
 
 
+def one_turn(rotation: tuple[Tensor, Tensor] | None, width: int) -> bool:
+    """Whether one rotation serves all rows, as the kernel takes it for granted."""
+    return rotation is None or all(2 * one.shape[-1] == width == 2 * one.numel() for one in rotation)
+
+
 @kernel("cached_attend", "cpu", "cpu")
 def cached_attend(
     q: Tensor,
@@ -24,7 +29,7 @@ def cached_attend(
 ) -> Tensor:
     """The kernel, where numbers alone are wanted, for a cache of the tensors' own type that lies in order."""
     rows, shared, room, width = keys.shape
-    if not bare(q, k, v, keys, values):
+    if not bare(q, k, v, keys, values) or not one_turn(rotation, width):
         return reference.cached_attend(q, k, v, rotation, keys, values, before)
     turns: tuple[Tensor | None, ...] = (None, None)
     if rotation is not None:

@@ -33,7 +33,7 @@ def _sizes(X: Tensor) -> tuple[int, int, int]:
 
 
 def _forward(weights: Tensor, X: Tensor) -> Tensor:
-    out = torch.empty((*X.shape[:-2], X.shape[-1]), dtype=X.dtype)
+    out = torch.empty((*X.shape[:-2], X.shape[-1]), dtype=X.dtype, device="cpu")
     if not X.numel():
         return out.zero_()
     call("residua_compress", X.dtype, X.numel(), (dense(weights), dense(X), out), _sizes(X))

@@ -45,7 +45,7 @@ def _state(X: Tensor) -> tuple[Tensor, int, int]:
 
 
 def _forward(X: Tensor, k: Tensor, value: Tensor, beta: Tensor, eps: float) -> Tensor:
-    out = torch.empty(X.shape, dtype=X.dtype)
+    out = torch.empty(X.shape, dtype=X.dtype, device="cpu")
     if out.numel():
         rows, tokens, channels, width = X.shape
         state, *strides = _state(X)

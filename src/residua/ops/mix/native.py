@@ -59,7 +59,10 @@ def backward(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor)
     """The gradients of the weights and of every source, where they are wanted."""
     weights, *sources = inputs
     read, lanes, strides, kind = _strides(weights)
-    found, grads = torch.zeros(weights.shape, dtype=weights.dtype) if wanted[0] else None, empties(sources, wanted[1:])
+    found, grads = (
+        torch.zeros(weights.shape, dtype=weights.dtype, device="cpu") if wanted[0] else None,
+        empties(sources, wanted[1:]),
+    )
     if not gradient.numel():
         return [found, *(None if grad is None else grad.zero_() for grad in grads)]
     values = [dense(source) for source in sources]

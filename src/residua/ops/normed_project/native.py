@@ -37,7 +37,7 @@ def _sizes(x: Tensor, weight: Tensor, centered: bool) -> tuple[int, int, int, in
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float, centered: bool) -> Tensor:
-    out = torch.empty((*x.shape[:-1], len(bias)), dtype=x.dtype)
+    out = torch.empty((*x.shape[:-1], len(bias)), dtype=x.dtype, device="cpu")
     if out.numel():
         numbers, tensors = x.numel() * len(bias), (dense(x), dense(weight), dense(bias), out)
         call("residua_normed_project", x.dtype, numbers, tensors, _sizes(x, weight, centered), eps)

@@ -62,7 +62,7 @@ def _shape(weights: Tensor, H: Tensor) -> tuple[int, ...]:
 
 
 def _forward(weights: Tensor, H: Tensor) -> Tensor:
-    out = torch.empty(_shape(weights, H), dtype=H.dtype)
+    out = torch.empty(_shape(weights, H), dtype=H.dtype, device="cpu")
     if not H.shape[2]:
         return out.zero_()
     if out.numel():
@@ -85,7 +85,7 @@ def _backward(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor
 
 
 def _forward_onto(weights: Tensor, H: Tensor, onto: Tensor) -> Tensor:
-    out = torch.empty(onto.shape, dtype=H.dtype)
+    out = torch.empty(onto.shape, dtype=H.dtype, device="cpu")
     weights, H, (onto, step) = dense(weights), dense(H), _tokens(onto)
     call(
         "residua_remix", H.dtype, H.numel() * weights.shape[-1], (H, weights, onto, out),
@@ -108,7 +108,10 @@ def _backward_onto(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: T
 
 
 def _forward_read(read: Tensor, weights: Tensor, H: Tensor) -> tuple[Tensor, Tensor]:
-    x, out = torch.empty((*H.shape[:2], H.shape[3]), dtype=H.dtype), torch.empty(_shape(weights, H), dtype=H.dtype)
+    x, out = (
+        torch.empty((*H.shape[:2], H.shape[3]), dtype=H.dtype, device="cpu"),
+        torch.empty(_shape(weights, H), dtype=H.dtype, device="cpu"),
+    )
     if not H.numel():
         return x.zero_(), out.zero_()
     read, weights, H = _in_turn(read), _in_turn(weights), dense(H)
@@ -141,7 +144,9 @@ def _room(weights: Tensor) -> Tensor:
     """For their gradient: in their own order, so that transposed ones go back to who made them as they were."""
     like, each = torch.empty_like(weights), weights.shape[2] * weights.shape[3]
     return (
-        like if like.stride()[:2] == (weights.shape[1] * each, each) else torch.empty(weights.shape, dtype=like.dtype)
+        like
+        if like.stride()[:2] == (weights.shape[1] * each, each)
+        else torch.empty(weights.shape, dtype=like.dtype, device="cpu")
     )
 
 

@@ -56,7 +56,7 @@ def _backward(inputs: Sequence[Tensor], wanted: Sequence[bool], gradient: Tensor
         return [None if one is None else one.zero_() for one in found]
     wide = None
     if gain is not None and wanted[1]:
-        wide = torch.empty(gain.shape, dtype=accumulator(gain.dtype))
+        wide = torch.empty(gain.shape, dtype=accumulator(gain.dtype), device="cpu")
     sizes = x.numel() // x.shape[-1], x.shape[-1]
     tensors = dense(x), _wide(gain), dense(gradient, x.dtype), found[0], wide
     call("residua_rms_norm_backward", x.dtype, x.numel(), tensors, sizes, eps)

@@ -38,7 +38,7 @@ def _sizes(x: Tensor, taps: Tensor) -> tuple[int, int, int, int]:
 
 
 def _forward(x: Tensor, tail: Tensor, taps: Tensor) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype)
+    out = torch.empty(x.shape, dtype=x.dtype, device="cpu")
     if out.numel():
         tensors = dense(x), dense(tail), dense(taps), out
         call("residua_shortconv", x.dtype, x.numel() * len(taps), tensors, _sizes(x, taps))

@@ -25,7 +25,7 @@ def token_attend(
 
     rotation: cosines and sines of the positions, by which q and k are turned first.
     """
-    heads, left = divmod(q.shape[-1], width)
+    heads, left = q.shape[-1] // width, q.shape[-1] % width  # a tracer has no divmod
     if left or q.ndim != 3 or k.shape != v.shape or k.shape[:2] != q.shape[:2] or k.shape[-1] % width:
         shapes = ", ".join(str(tuple(one.shape)) for one in (q, k, v))
         raise ValueError(f"token_attend takes q, k and v [b t heads * {width}], not {shapes}")

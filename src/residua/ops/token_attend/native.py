@@ -42,7 +42,7 @@ def _sizes(q: Tensor, k: Tensor, width: int, causal: int) -> tuple[int, ...]:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, width: int, causal: int, *turns: Tensor) -> Tensor:
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out = torch.empty(q.shape, dtype=q.dtype, device="cpu")
     if out.numel():
         tensors = dense(q), dense(k), dense(v), *(turns or (None, None)), out
         call("residua_token_attend", q.dtype, q.numel() * q.shape[1], tensors, _sizes(q, k, width, causal))

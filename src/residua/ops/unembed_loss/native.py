@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residua.native.guard import Unsupported, dense, differentiate, empties, require, traced
+from residua.native.guard import Unsupported, batched, dense, differentiate, empties, require, traced
 from residua.native.library import call
 from residua.ops._backend import kernel
 from residua.ops.norm import accumulator
@@ -46,9 +46,11 @@ def _run(x: Tensor, weight: Tensor, targets: Tensor, by_x: bool, by_weight: bool
     """The loss, and the gradients that are asked for; others are empty."""
     x, weight, targets = dense(x), dense(weight), dense(targets)
     rows = max(LEAST, STRETCH // max(1, len(weight)))
-    losses = torch.empty(len(x), dtype=x.dtype)
-    grad_x = torch.empty(x.shape if by_x else 0, dtype=x.dtype)
-    grad_weight = torch.zeros(weight.shape[::-1] if by_weight else (0, 0), dtype=x.dtype)  # lies as the logits do
+    losses = torch.empty(len(x), dtype=x.dtype, device="cpu")
+    grad_x = torch.empty(x.shape if by_x else 0, dtype=x.dtype, device="cpu")
+    grad_weight = torch.zeros(
+        weight.shape[::-1] if by_weight else (0, 0), dtype=x.dtype, device="cpu"
+    )  # lies as the logits do
     for first in range(0, len(x), rows):
         some = slice(first, first + rows)
         logits = torch.mm(x[some], weight.t())
@@ -72,7 +74,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, targets, *made = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or batched(gradient):
             again = differentiate(
                 lambda a, b: reference.unembed_loss(a, b, targets, ignored=-1), (x, weight), wanted, gradient
             )

@@ -193,7 +193,8 @@ def tiled_backward(
             alike = added.shape[1] == 1
             here = added if alike else added[:, at]
             inputs = tile.queries(gradient), tile.queries(q), tile.keys(k), tile.keys(v), here, one[:, at]
-            tile_q, tile_k, tile_v, change = _gradients(*(x.to(wide) for x in inputs))
+            with torch.autocast(q.device.type, enabled=False):  # a backward pass may run inside one
+                tile_q, tile_k, tile_v, change = _gradients(*(x.to(wide) for x in inputs))
             tile.put(to_q, tile_q)
             tile.add(to_k, tile_k)
             tile.add(to_v, tile_v)
@@ -272,6 +273,10 @@ def window_attend(
     """The reference's result. Keys in any order (a ring, at most a window long) need no chunks and get none, and an
     exported graph, in which the number of tokens is open, cannot be cut into them."""
     given = queries is not None or torch.compiler.is_exporting()
+    # PyTorch's kernel takes all of this for granted, and reads what lies behind a smaller v
+    alike = v.shape == k.shape and q.shape[0] == k.shape[0] and q.dtype == k.dtype == v.dtype
+    if not alike or (keys is not None and keys.shape[-1] != k.shape[2]):
+        given = True
     if given or not q.shape[2] or k.shape[2] < q.shape[2] or transformed(q, k, v):
         return reference.window_attend(
             q, k, v, window=window, mode=mode, queries=queries, keys=keys, causal=causal, bias=bias
