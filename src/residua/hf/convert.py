@@ -119,6 +119,11 @@ def refuse(model: Model) -> None:
             "this model is quantised: its identity cannot be checked in float32, and its weights cannot be trained; "
             "convert the full-precision model and quantise the result"
         )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "this model has an adapter, and saving it would leave out the stream; merge the adapter first (peft's "
+            "merge_and_unload), or convert the base and add the adapter then"
+        )
     if torch.is_inference_mode_enabled():
         raise ValueError("convert outside torch.inference_mode(): parameters made in it could never be trained")
     if model.device.type != "meta" and torch.is_autocast_enabled(model.device.type):

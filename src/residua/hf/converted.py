@@ -20,7 +20,7 @@ from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.cache import memory_of
 from residua.hf.complete import check_converted
 from residua.hf.forward import MASK
-from residua.hf.insert import Inserted
+from residua.hf.insert import Inserted, start_std
 from residua.hf.install import OF_STREAM, install
 from residua.hf.storage import SHIM, write_beside, write_card
 
@@ -70,7 +70,7 @@ class Converted(Base):
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Inserted):
-            module.start(self.config.initializer_range)
+            module.start(start_std(self.config))
         elif getattr(module, OF_STREAM, False):
             _start(module)
         else:

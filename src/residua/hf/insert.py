@@ -166,6 +166,12 @@ class InsertedConv(InsertedCanon, kind="conv"):
         return F.silu(y)
 
 
+def start_std(config: Config) -> float:
+    """Of the matrices of a model, by either of the names that configurations have for it."""
+    found: float | None = getattr(config, "initializer_range", None) or getattr(config, "init_std", None)
+    return 0.02 if found is None else found
+
+
 def spread(places: Tensor, documents: Tensor, window: int) -> Tensor:
     """Places in a row as places in which no window of `window` tokens reaches from one document into another.
 
@@ -191,6 +197,6 @@ def insert(config: Config, slots: tuple[Slot, ...], sites: tuple[Site, ...], str
                 "which has none; use start=standard"
             )
         sublayer = KINDS.of(slot)(config, site, **slot.options)
-        sublayer.start(config.initializer_range)
+        sublayer.start(start_std(config))
         made[site.name] = sublayer
     return made

@@ -38,4 +38,10 @@ class FinetuneConfig(Recipe):
             raise ValueError("layout inserts sublayers while converting; name the design too, with --design")
         if self.tokenizer == "auto":
             own = (Path(self.checkpoint) / "tokenizer.json").is_file()
+            others = ("tokenizer.model", "vocab.json", "vocab.txt")
+            if not own and any((Path(self.checkpoint) / name).is_file() for name in others):  # bytes would be wrong ids
+                raise ValueError(
+                    f"{self.checkpoint} has a tokenizer but no tokenizer.json; write one there (save_pretrained of a "
+                    "fast tokenizer does), or give --tokenizer"
+                )
             object.__setattr__(self, "tokenizer", f"hf:{self.checkpoint}" if own else "bytes")
