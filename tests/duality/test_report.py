@@ -124,7 +124,7 @@ def test_command_trains_three_models_and_exits_with_0(tmp_path):
     report = json.loads(done.stdout)
     assert report == json.loads(file.read_text())
     assert sum(model["trained"] for model in report["models"]) == 3
-    assert "What would settle it" in as_markdown(report)
+    assert "Objections to the paper" in as_markdown(report)
 
 
 def test_command_exits_with_1_on_failure(monkeypatch):

@@ -106,6 +106,12 @@ def _factors(call: Call) -> Kept:
     return [*([left] if right.requires_grad else []), *([right] if left.requires_grad else [])]
 
 
+def _lerp_keeps(call: Call) -> Kept:
+    """a + w (b - a): w for the gradients of a and b, both of them for w's."""
+    a, b, w = call.inputs
+    return [*([w] if a.requires_grad or b.requires_grad else []), *([a, b] if w.requires_grad else [])]
+
+
 def _free(call: Call) -> float:
     return 0.0
 
@@ -218,6 +224,7 @@ RULES: dict[str, Rule] = {
         ("square", "pow", "__rpow__", "clamp_min", "clamp", "relu", "cos", "sin", "log", "erf"), Rule(_GIVES, _first)
     ),
     **dict.fromkeys(("rsqrt", "sqrt", "exp", "sigmoid", "tanh", "reciprocal"), Rule(_GIVES, _result)),
+    "lerp": Rule(_each(3), _lerp_keeps),
     "silu": Rule(_each(2), _first),
     "gelu": Rule(_each(5), _first),
     **dict.fromkeys(("sum", "mean"), Rule(_over(1), _nothing)),
