@@ -123,7 +123,7 @@ def _show(results: Values) -> None:
         rows.append((name, f"{row['lr']:g}", mean, reached, gap, _routing(row["runs"])))
     legend = (
         f"{results['task']}: should separate {results['separates']} (a hypothesis). Chance {results['chance']:.3f}. "
-        f"vs baseline: paired over seeds, 95 % interval; {mde({})}."
+        f"vs baseline: paired over seeds, 95 % interval; {mde(None)}."
     )
     titles = ("design", "lr", "accuracy", "steps to 95 %", "vs baseline", "routing")
     print_table(titles, rows, [legend], results["notes"], width=160)

@@ -16,7 +16,7 @@ from typing import Literal
 from residua.lab.checkout import checkout
 from residua.lab.common.files import Record
 from residua.lab.common.halves import kept
-from residua.lab.common.tables import count
+from residua.lab.common.tables import confidence, count
 
 Kind = Literal["paper", "independent", "ours"]
 
@@ -138,9 +138,11 @@ def _comes_again(row: Record, rows: Sequence[Record], results: Record) -> bool:
     return kept([own[seed] - other[seed] for seed in sorted(own.keys() & other.keys())], True)
 
 
-def _interval(gap: Record) -> str:
+def _interval(gap: Record, results: Record) -> str:
     """The interval of a difference; of fewer than three seeds there is none."""
-    return "no interval" if gap["low"] is None else f"95 % interval {gap['low']:+.4f} to {gap['high']:+.4f}"
+    if gap["low"] is None:
+        return "no interval"
+    return f"{confidence(results)} interval {gap['low']:+.4f} to {gap['high']:+.4f}"
 
 
 def _concerning(row: Record, results: Record) -> Iterator[str]:
@@ -173,7 +175,7 @@ def _rows(file: Path, folder: Path) -> Iterator[Evidence]:
                 speed=row["speed"],
                 source=f"{cited(file, folder)} (our own, {count(gap['seeds'], 'seed')})",
                 kind="ours",
-                note="; ".join((_interval(gap), *_concerning(row, found))),
+                note="; ".join((_interval(gap, found), *_concerning(row, found))),
             )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a results file of residua compare: {error!r}") from None

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from residua.lab.common.files import Record
+from residua.lab.common.stats import ALPHA
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,9 +22,14 @@ _STYLE = """
 """
 
 
-def mde(results: Record) -> str:
-    """What MDE stands for; earlier versions found it for each row by itself."""
-    rows = results.get("statistics", {}).get("mde_rows")
+def confidence(results: Record) -> str:
+    """`95 %`, the level of the intervals: higher where seeds were looked at more than once."""
+    judged = results.get("statistics", {})  # earlier versions say nothing, and had one look
+    return f"{100 * (1 - judged.get('alpha', ALPHA) / judged.get('looks', 1)):.4g} %"
+
+
+def mde(rows: int | None) -> str:
+    """What MDE stands for: found among so many rows judged together, or for each by itself."""
     whose = "for a row judged by itself" if rows is None else f"among {count(rows, 'row')}"
     return (
         "MDE: the minimum detectable effect, the smallest true difference found with 80 % power by these seeds, "
@@ -49,6 +55,12 @@ def difference(row: Record, digits: int = 4, unclear: str = "n.s.") -> str:
     if gap["significant"]:
         return f"{mean} [{gap['low']:+.{digits}f}, {gap['high']:+.{digits}f}]"
     return f"{mean} {unclear} (MDE {gap['detectable']:.{digits}f})"
+
+
+def rates(found: Record, own_parameters: int) -> str:
+    """`0.008`, or `0.008 / 0.016` where the design's own parameters, if it has any, learn at another."""
+    lr, own = found["lr"], found["residual_lr"]
+    return f"{lr:g}" if own == lr or not own_parameters else f"{lr:g} / {own:g}"
 
 
 def count(number: int, what: str) -> str:

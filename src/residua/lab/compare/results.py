@@ -11,6 +11,7 @@ from statistics import fmean
 
 from residua.lab.common.files import Record, Values, versions
 from residua.lab.common.stats import ALPHA, FEWEST, Difference, Spread, holm, paired, spread
+from residua.lab.common.tables import rates as shown_rates
 from residua.lab.compare import ladder, unfinished
 from residua.lab.compare.choice import choose_rates, rateless, reported, widest_stable
 from residua.lab.compare.ladder import Ladder
@@ -342,7 +343,8 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
             "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
         )
     said += [
-        f"{row.label}: its rate {_shown_rates(row)} is at the edge of the grid; a better one may lie outside."
+        f"{row.label}: its rate {shown_rates(row.rates, row.stream_parameters)} is at the edge of the grid; "
+        "a better one may lie outside."
         for row in rows
         if row.edge
     ]
@@ -364,12 +366,6 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
     if corpora > 1:
         said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
     return said
-
-
-def _shown_rates(row: Row) -> str:
-    """The learning rate, and that of the design's own parameters where it is another."""
-    lr, own = row.rates["lr"], row.rates["residual_lr"]
-    return f"{lr:g}" if own == lr else f"{lr:g} / {own:g}"
 
 
 def _breaks(plan: ComparePlan, lost: Collection[str], untuned: Sequence[Broken], failed: Sequence[Broken]) -> list[str]:

@@ -7,7 +7,18 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 
 from residua.lab.common.files import Record, Values
-from residua.lab.common.tables import count, difference, html_table, mde, print_table, spread, terminal, times
+from residua.lab.common.tables import (
+    confidence,
+    count,
+    difference,
+    html_table,
+    mde,
+    print_table,
+    rates,
+    spread,
+    terminal,
+    times,
+)
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
@@ -58,11 +69,11 @@ def legend(results: Record) -> str:
     matched = match if match != "none" else "nothing; see params"
     chosen = "lr: chosen beforehand, for every row apart. " if results["plan"].get("chosen") else ""
     seeds = _seeds(results)
-    level, why = _judged(results)
+    level, (why, least) = confidence(results), _judged(results)
     lines = [
         f"val loss: nats per token, mean +- standard deviation over {seeds}. "
         f"vs baseline: mean paired difference with its {level} t interval;",
-        f"n.s.: not significant, {why}; {mde(results)}.",
+        f"n.s.: not significant, {why}; {least}.",
         f"equal time: loss when the fastest row{_among(results)} was done, others in mid-schedule. "
         "speed: tokens per CPU second, and peak memory, over the baseline's;",
         "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
@@ -78,12 +89,12 @@ def legend(results: Record) -> str:
 
 
 def _judged(results: Record) -> tuple[str, str]:
-    """The level of the intervals, and when a difference is not significant."""
-    judged = results.get("statistics")  # results of earlier versions were judged row by row
-    if judged is None:
-        return "95 %", "the interval contains zero"
-    level = f"{100 * (1 - judged['alpha'] / judged['looks']):.4g} %"
-    return level, f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
+    """When a difference is not significant, and what MDE stands for."""
+    judged = results.get("statistics")
+    if judged is None:  # results of earlier versions were judged row by row
+        return "the interval contains zero", mde(None)
+    together = f"{100 * judged['alpha']:g} % for all {judged['rows']} rows together (Holm)"
+    return together, mde(judged.get("mde_rows"))
 
 
 def to_markdown(results: Record) -> str:
@@ -168,7 +179,7 @@ def _width(cells: Mapping[str, Callable[[Record], str]], rows: Sequence[Record])
 
 def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[str]) -> str:
     """The legend of the columns that are shown, a sentence each."""
-    match, (level, why) = results["plan"]["match"], _judged(results)
+    match, level, (why, least) = results["plan"]["match"], confidence(results), _judged(results)
     said = {
         "val loss": f"val loss: nats per token, mean +- deviation over {_seeds(results)}",
         "vs baseline": f"vs baseline: mean paired difference with its {level} t interval; n.s.: not significant, {why}",
@@ -180,15 +191,13 @@ def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[s
     }
     lines = [f"{text}." for title, text in said.items() if title in shown]
     if "vs baseline" in shown:
-        lines.append(f"{mde(results)}.")
+        lines.append(f"{least}.")
     lines.append(f"matched on: {match if match != 'none' else 'nothing'}. Not shown here: {', '.join(dropped)}.")
     return "\n".join(lines)
 
 
 def _rates(row: Record) -> str:
-    lr, own = row["rates"]["lr"], row["rates"]["residual_lr"]
-    shown = f"{lr:g}" if own == lr or not row["stream_parameters"] else f"{lr:g} / {own:g}"
-    return shown + ("!" if row["edge"] else "")
+    return rates(row["rates"], row["stream_parameters"]) + ("!" if row["edge"] else "")
 
 
 def _speedup(row: Record, axis: str) -> str:

@@ -230,7 +230,7 @@ def legend(results: Record) -> str:
         f"Validation loss, nats per token, mean +- standard deviation over {seeds}. largest rise: of the training loss "
         f"over that of the unconverted row on the same batch, in the first {results['statistics']['early']} updates of "
         f"any seed. vs going on: mean paired difference with its 95 % t interval; n.s.: not significant, {alpha} for "
-        f"all rows together (Holm); {mde(results)}. "
+        f"all rows together (Holm); {mde(results['statistics'].get('mde_rows'))}. "
         "lr: of the checkpoint's weights / of the design's."
     )
 
