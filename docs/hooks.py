@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from markup import embedded, fence, folded, linked, marked, paragraphs, table
 from measured import (
+    REPORTS,
     bars,
     bench,
     claims,
@@ -26,10 +27,13 @@ from measured import (
     finder,
     finetuned,
     repeated,
+    reports,
     results,
     routing,
     task_results,
 )
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
 
 import residua
 from residua import testing
@@ -54,6 +58,13 @@ SHOWN = residua.Plan.regular(64, 2)
 def describe(name: str) -> dict[str, Any]:
     """The row of a design in the table of `residua designs`."""
     return designs.describe(name, COUNTED)
+
+
+def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
+    """The committed reports, each a page that needs no other file, are part of the site as they are."""
+    for name, page in reports().items():
+        files.append(File.generated(config, f"{REPORTS}/{name}.html", abs_src_path=str(page)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 from markup import embedded, fence, table
 
 ROOT = Path(__file__).resolve().parent.parent
+REPORTS = "reports"
+"""The folder of the site that has them."""
 
 
 def bench(kind: str) -> str:
@@ -43,7 +45,17 @@ def results(name: str) -> str:
     if not file.exists():
         return f"Not run yet: `residua compare --plan recipes/{name}.toml --out runs/{name}`."
     found = json.loads(file.read_text())
-    return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}"
+    page = (
+        f"\n\n[The page of this comparison]({REPORTS}/{name}.html): curves, routing, every run."
+        if name in reports()
+        else ""
+    )
+    return f"{fence(found['command'], 'sh')}\n\n{to_markdown(found)}{page}"
+
+
+def reports() -> dict[str, Path]:
+    """The pages of `residua compare` that are committed beside their tables."""
+    return {page.parent.name: page for page in sorted((ROOT / "results").glob("*/report.html"))}
 
 
 def claims() -> str:

@@ -1,14 +1,15 @@
-"""Tables and figures that are committed with their records are those that the records give, to the last byte."""
+"""Tables, figures and pages that are committed with their records are those that the records give, to the last byte."""
 
 import json
 import shutil
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from residua.cli import app
-from residua.lab import data
+from residua.lab import data, report
 from residua.lab.compare import ComparePlan, compare, records, run
 from residua.lab.compare.pool import Pool
 from tests.compare.inside import Inside, write_text
@@ -33,21 +34,23 @@ def stale(folder, out, patch):
     patch.setattr(data, "check_data", lambda *_: None)
     patch.setattr(records, "data_key", lambda *_: key)
     plan = ComparePlan.from_json(was["plan"])
-    compare(plan, out, records=kept, so_far="unfinished" in was, command=was["command"])
+    results = compare(plan, out, records=kept, so_far="unfinished" in was, command=was["command"])
+    report.write(out, read=results.series, checkpoints=False)
     made = {path.name: path for path in (*out.iterdir(), *(out / "figures").iterdir())}
-    shown = [path for path in folder.iterdir() if path.suffix in (".json", ".csv", ".md", ".svg")]
+    shown = [path for path in folder.iterdir() if path.suffix in (".json", ".csv", ".md", ".svg", ".html")]
     return [path.name for path in shown if made[path.name].read_bytes() != path.read_bytes()]
 
 
 def test_committed_tables_are_made_again_from_their_records(request, tmp_path, monkeypatch):
     """In under a minute each; records of an experiment that has no table yet wait for the rest of its recipe."""
     root = request.config.rootpath
+    monkeypatch.chdir(tmp_path)  # a page names the folder that it was made in
     for kept in sorted((root / "results").glob("*/records")):
         if not (kept.parent / "results.json").exists():
             assert (root / "recipes" / f"{kept.parent.name}.toml").exists()
             continue
         begun = time.process_time()
-        assert stale(kept.parent, tmp_path / kept.parent.name, monkeypatch) == []
+        assert stale(kept.parent, Path("runs") / kept.parent.name, monkeypatch) == []
         assert time.process_time() - begun < 60
 
 

@@ -104,6 +104,16 @@ def test_site_holds_pages_and_no_sources(site):
     assert not list(site.rglob("*.md"))
 
 
+def test_findings_lead_to_the_committed_pages(site):
+    committed = sorted((ROOT / "results").glob("*/report.html"))
+    assert committed
+    findings = (site / "findings.html").read_text(encoding="utf-8")
+    for page in committed:
+        address = f"reports/{page.parent.name}.html"
+        assert (site / address).read_bytes() == page.read_bytes()
+        assert f'href="{address}"' in findings
+
+
 def test_unknown_comment_stops_the_build(tmp_path):
     docs = tmp_path / "docs"
     docs.mkdir()
