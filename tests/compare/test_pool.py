@@ -92,6 +92,31 @@ def test_run_that_is_lost_too_often_fails(tmp_path):
     assert pool.started.count("seed0") == 1 + pool.restarts
 
 
+def test_killed_run_is_not_blamed_on_what_an_earlier_process_printed(tmp_path):
+    """The log goes on over every start of a run: what stands there from before is no reason."""
+
+    class Printing(Fake):
+        def __init__(self, *lines):
+            super().__init__(*["killed"] * len(lines))
+            self.lines, self.restarts = list(lines), len(lines) - 1
+
+        def start(self, work):
+            with work.log.open("a") as log:
+                log.write(self.lines.pop(0))
+            return super().start(work)
+
+    def said(*lines):
+        told = []
+        with pytest.raises(RunFailed) as failed:
+            execute(PLAN.runs({})[:1], tmp_path, pool=Printing(*lines), jobs=None, threads=1, listen=told.append)
+        reasons = [event["message"] for event in told if event["kind"] == "lost"]
+        return [*reasons, str(failed.value).partition("failed: ")[2].partition(" (see")[0]]
+
+    killed = "its process was killed"
+    assert said("no memory\n", "") == [f"{killed}, and its log ends: no memory", killed]
+    assert said("", "Bus error\n") == [killed, f"{killed}, and its log ends: Bus error"]
+
+
 def test_error_is_not_tried_again_and_the_others_are_asked_to_save(tmp_path, monkeypatch):
     monkeypatch.setattr(executing, "PATIENCE", 0.1)
     broken = (FAILED, "a trace\nValueError: no such corpus")

@@ -50,6 +50,8 @@ class TimeIsUp(Exception):
 class _Job:
     run: Planned
     work: Work
+    printed: int
+    """Bytes of its log that earlier processes wrote: no reason for how this one ends."""
     started: Started
     told: bool = False
     """Whether its start was told: what lies in a queue has not begun."""
@@ -119,7 +121,7 @@ def execute(
             while waiting and len(running) < parallel:
                 run = waiting.pop(0)
                 work = _prepare(run, out, threads)
-                running.append(_Job(run, work, pool.start(work)))
+                running.append(_Job(run, work, work.begin(), pool.start(work)))
                 _tell_start(running[-1], listen, begun=not pool.queues)
             time.sleep(pool.pause)
             for job in [job for job in running if not job.started.running()]:
@@ -147,9 +149,7 @@ def _prepare(run: Planned, out: Path, threads: int) -> Work:
     job = out / "jobs" / f"{run.folder}.json"  # a run's folder is the run's alone
     job.parent.mkdir(parents=True, exist_ok=True)
     write_json(job, run.config.to_json())
-    work = Work(job, out / run.folder, threads, gpus=int(run.config.device == "cuda"))
-    work.begin()
-    return work
+    return Work(job, out / run.folder, threads, gpus=int(run.config.device == "cuda"))
 
 
 def _tell_start(job: _Job, listen: Listener, *, begun: bool = True) -> None:
@@ -169,21 +169,22 @@ def _ended(job: _Job, pool: Pool, listen: Listener) -> bool:
         return True
     told = job.work.ended()
     lost = told is None or told[0] == STOPPED  # nobody here asked it to stop: its machine was wanted for something else
-    reason = _reason(job.work, told)
+    reason = _reason(job, told)
     if lost and job.restarts < pool.restarts:
         job.restarts += 1
         listen({"kind": "lost", "run": name, "message": reason, "restart": job.restarts, "of": pool.restarts})
-        job.work.begin()
+        job.printed = job.work.begin()
         job.started = pool.start(job.work)
         return False
     raise RunFailed(f"run {name} failed: {reason} (see {job.work.log}); finished runs are kept")
 
 
-def _reason(work: Work, told: tuple[int, str] | None) -> str:
-    """The last line of what a run said for itself; of one that was killed, what its process printed last."""
+def _reason(job: _Job, told: tuple[int, str] | None) -> str:
+    """The last line of what a run said for itself; of one that was killed, what this process of it printed last."""
     if told is not None:
         return (told[1].strip().splitlines() or ["no reason given"])[-1]
-    lines = work.log.read_text(errors="replace").strip().splitlines() if work.log.exists() else []
+    log = job.work.log.read_bytes()[job.printed :] if job.work.log.exists() else b""
+    lines = log.decode(errors="replace").strip().splitlines()
     return "its process was killed" + (f", and its log ends: {lines[-1]}" if lines else "")
 
 

@@ -44,9 +44,10 @@ class Work:
         """How its process ended; not there of one that runs or was killed."""
         return self.job.with_suffix(".end.json")
 
-    def begin(self) -> None:
-        """Forget how an earlier process ended."""
+    def begin(self) -> int:
+        """Forget how an earlier process ended; the bytes of the log that are not the next one's."""
         self.ending.unlink(missing_ok=True)
+        return self.log.stat().st_size if self.log.is_file() else 0
 
     def end(self, code: int, message: str) -> None:
         """Write down how the process ends."""
