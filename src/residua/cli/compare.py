@@ -46,7 +46,7 @@ def command(
     until_resolved: float = typer.Option(
         None, help="Add seeds to all rows until the half width of every interval is at most this."
     ),
-    most_seeds: int = typer.Option(12, help="With --until-resolved: the most seeds of a row."),
+    most_seeds: int = typer.Option(None, help="With --until-resolved: the most seeds of a row, 12 by default."),
     threads: int = typer.Option(1, help="Threads per run."),
     settings: list[str] = typer.Option(
         [], "--set", "-s", help="Training setting, such as steps=500 or corpus=pycode; repeatable."
@@ -94,6 +94,8 @@ def command(
     given: Values = {key: value for key, value in flags.items() if value}
     if seeds is not None and not 1 <= seeds <= MOST_SEEDS:
         raise ValueError(f"--seeds {seeds}: it is how many, from 1 to {MOST_SEEDS}")
+    if most_seeds is not None and until_resolved is None:
+        raise ValueError("--most-seeds goes with --until-resolved")
     if plan is not None:
         if given or match != "none" or threads != 1:
             raise ValueError("--plan defines the whole comparison but --seeds; edit the file, or drop the other flags")
@@ -114,7 +116,8 @@ def command(
             given | {"seeds": list(range(3 if seeds is None else seeds)), "match": match, "threads": threads}
         )
     if until_resolved is not None:
-        chosen = replace(chosen, until=Until(half_width=until_resolved, most_seeds=most_seeds))
+        until = Until(half_width=until_resolved)
+        chosen = replace(chosen, until=until if most_seeds is None else replace(until, most_seeds=most_seeds))
     if dry_run:
         first = chosen.config(chosen.variants()[0], chosen.seeds[0])
         check_data(first.corpus, first.tokenizer)
