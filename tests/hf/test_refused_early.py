@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 import residua
@@ -16,6 +16,27 @@ def test_model_with_an_adapter_is_refused():
     model.add_adapter(LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="merge the adapter first"):
         residua.convert(model, "delta", say=None)
+
+
+@pytest.mark.parametrize("which", ["wrapped", "inner"])
+def test_model_of_peft_is_refused(which):
+    """Wrapped by `get_peft_model`, or the model that was handed to it, whose layers it has exchanged."""
+    inner = LlamaForCausalLM(LlamaConfig(**SMALL, intermediate_size=48))
+    wrapped = get_peft_model(inner, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="merge_and_unload"):
+        residua.convert(wrapped if which == "wrapped" else inner, "delta", say=None)
+
+
+def test_merged_adapter_converts():
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, intermediate_size=48))
+    merged = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).merge_and_unload()
+    assert residua.convert(merged, "delta", say=None).config.stream["name"] == "delta"
+
+
+def test_compiled_model_is_refused():
+    model = LlamaForCausalLM(LlamaConfig(**SMALL, intermediate_size=48))
+    with pytest.raises(ValueError, match=r"compiled; convert first, and compile the result"):
+        residua.convert(torch.compile(model), "delta", say=None)
 
 
 def test_inserted_sublayers_where_the_configuration_has_init_std():

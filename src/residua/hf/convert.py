@@ -119,7 +119,9 @@ def refuse(model: Model) -> None:
             "this model is quantised: its identity cannot be checked in float32, and its weights cannot be trained; "
             "convert the full-precision model and quantise the result"
         )
-    if getattr(model, "_hf_peft_config_loaded", False):
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("this model is compiled; convert first, and compile the result")
+    if any(type(module).__module__.partition(".")[0] == "peft" for module in model.modules()):
         raise ValueError(
             "this model has an adapter, and saving it would leave out the stream; merge the adapter first (peft's "
             "merge_and_unload), or convert the base and add the adapter then"
