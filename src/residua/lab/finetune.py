@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from residua.hf.defaults import enterable
 from residua.hf.released.loans import lenders
-from residua.hf.storage import check_weights, load_config, refuse_converted
+from residua.hf.storage import check_weights, load_config, load_tokenizer, refuse_converted
 from residua.lab.common.files import Listener, Values
 from residua.lab.finetune_config import MODEL as MODEL
 from residua.lab.finetune_config import FinetuneConfig as FinetuneConfig
@@ -72,6 +72,9 @@ class Converted(Subject):
 
     def __init__(self, config: FinetuneConfig, tokens: Tokens, say: Callable[[str], None]) -> None:
         self.config, self.tokens = config, tokens
+        kind, _, source = config.tokenizer.partition(":")
+        # one that cannot be read is an error now, not after the training
+        self.tokenizer = load_tokenizer(source) if kind == "hf" else None
         self.model: Any = _load(config, say).to(device_of(config))
         held = self.model.get_input_embeddings().weight.shape[0]
         used = 1 + max(int(tokens.train.max()), int(tokens.valid.max()))  # a mask token, never shown, may lie above
@@ -113,13 +116,12 @@ class Converted(Subject):
         return Diverged(step, where, f"the loss is {loss}: first not finite is the output of {where}")
 
     def finish(self, folder: Path) -> None:
-        """Leave a directory that `from_pretrained` loads, with the tokenizer of the checkpoint beside it."""
+        """Leave a directory that `from_pretrained` loads, with the tokenizer it was trained with beside it."""
         scratch, target = folder / f".{MODEL}.writing", folder / MODEL
         shutil.rmtree(scratch, ignore_errors=True)
         self.model.save_pretrained(scratch)
-        for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
-            if (beside := Path(self.config.checkpoint) / name).is_file():
-                shutil.copyfile(beside, scratch / name)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(scratch)
         shutil.rmtree(target, ignore_errors=True)
         scratch.rename(target)
 

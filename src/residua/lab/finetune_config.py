@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from residua.lab.train.recipe import Recipe
@@ -37,11 +36,9 @@ class FinetuneConfig(Recipe):
         elif self.layout is not None:
             raise ValueError("layout inserts sublayers while converting; name the design too, with --design")
         if self.tokenizer == "auto":
-            own = (Path(self.checkpoint) / "tokenizer.json").is_file()
-            others = ("tokenizer.model", "vocab.json", "vocab.txt")
-            if not own and any((Path(self.checkpoint) / name).is_file() for name in others):  # bytes would be wrong ids
-                raise ValueError(
-                    f"{self.checkpoint} has a tokenizer but no tokenizer.json; write one there (save_pretrained of a "
-                    "fast tokenizer does), or give --tokenizer"
-                )
-            object.__setattr__(self, "tokenizer", f"hf:{self.checkpoint}" if own else "bytes")
+            from residua.lab.data.tokenizer import name_beside
+
+            try:
+                object.__setattr__(self, "tokenizer", name_beside(self.checkpoint))
+            except ValueError as error:
+                raise ValueError(f"{error}, or give --tokenizer") from None

@@ -140,14 +140,16 @@ class ConversionPlan:
     def pretraining(self, out: Path) -> Run:
         """The run that makes the checkpoint."""
         assert self.base is not None
-        settings = {"weight_decay": 0.1, "residual_lr": None, **self.pretrain, "threads": self.threads}
+        settings = {"tokenizer": "bytes", "weight_decay": 0.1, "residual_lr": None, **self.pretrain}
         return Run(BASE, FinetuneConfig.from_json(
-            settings | {"checkpoint": str(out / START), "seed": self.base.seed}
+            settings | {"checkpoint": str(out / START), "seed": self.base.seed, "threads": self.threads}
         ), BASE)  # fmt: skip
 
     def config(self, out: Path, label: str, seed: int, rates: Rates | None = None) -> FinetuneConfig:
         """The run of a row and seed."""
-        settings: Values = {**self.finetune, "threads": self.threads, **(rates or {})}
+        # what is pretrained here is no name of the hub, though it is not there yet
+        own = {} if self.base is None else {"tokenizer": self.pretrain.get("tokenizer", "bytes")}
+        settings: Values = {**own, **self.finetune, "threads": self.threads, **(rates or {})}
         return FinetuneConfig.from_json(
             settings | {"checkpoint": str(self.source(out)), "seed": seed, "design": None if label == BASE else label}
         )

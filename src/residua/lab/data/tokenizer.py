@@ -1,4 +1,5 @@
-"""Text to ids and back: `bytes`, `bpe:VOCAB` trained on the train split, or `hf:DIR`, a tokenizer that exists.
+"""Text to ids and back: `bytes`, `bpe:VOCAB` trained on the train split, or `hf:DIR`, a tokenizer that exists: in a
+directory, or of a model of the hub by its name.
 
 Every tokenizer has an id `end` that closes a document and an id `mask` for masked language modelling. Text that
 spells a special token is text, and does not encode to it.
@@ -28,6 +29,10 @@ _BATCH = 1 << 20
 
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
+FILES = ("tokenizer.json", "special_tokens_map.json", "tokenizer_config.json")
+"""What is read of a tokenizer that exists: itself, and what says which tokens are special."""
+SLOW = ("tokenizer.model", "vocab.json", "vocab.txt")
+"""Files of tokenizers that are no tokenizer.json."""
 
 
 class Tokenizer(ABC):
@@ -199,14 +204,25 @@ def train_bpe(name: str, texts: Iterable[str], corpus: str) -> Pieces:
     return Pieces(name, library.to_str())
 
 
+def name_beside(checkpoint: str) -> str:
+    """The name of the tokenizer of a Hugging Face model, a directory or a hub name; `bytes` of a directory without one.
+
+    Raises ValueError for a tokenizer in files that are not read here: bytes would be wrong ids.
+    """
+    folder = Path(checkpoint)
+    if not folder.is_dir() or (folder / FILES[0]).is_file():
+        return f"hf:{checkpoint}"
+    if any((folder / name).is_file() for name in SLOW):
+        raise ValueError(
+            f"{checkpoint} has a tokenizer but no tokenizer.json; write one there (save_pretrained of a fast tokenizer "
+            "does)"
+        )
+    return Bytes.name
+
+
 def read_folder(name: str) -> Pieces:
     """The tokenizer of `hf:DIR`: its tokenizer.json, and its own end and mask tokens where it has them."""
-    try:
-        folder = Path(name.removeprefix("hf:")).expanduser()
-    except RuntimeError:
-        raise DataError(f"tokenizer {name}: there is no such home folder; give a path without ~") from None
-    if not folder.is_dir():
-        raise DataError(f"tokenizer {name}: {folder} is not a directory with a tokenizer.json")
+    folder = _folder(name)
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise DataError(f"tokenizer {name}: no tokenizer.json in {folder}; save one with save_pretrained of a fast one")
@@ -236,6 +252,26 @@ def choose(name: str | Tokenizer) -> Callable[[Iterable[str], str], Tokenizer]:
     raise DataError(f"unknown tokenizer {name!r}: choose from bytes, bpe:VOCAB, hf:DIR")
 
 
+def _folder(name: str) -> Path:
+    """The directory that `hf:DIR` names, or that the hub's cache has for the model of that name."""
+    given = name.removeprefix("hf:")
+    try:
+        folder = Path(given).expanduser()
+    except RuntimeError:
+        raise DataError(f"tokenizer {name}: there is no such home folder; give a path without ~") from None
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download  # comes with tokenizers
+
+    try:
+        return Path(snapshot_download(given, allow_patterns=list(FILES)))
+    except (OSError, ValueError):
+        raise DataError(
+            f"tokenizer {name}: {folder} is not a directory with a tokenizer.json, nor a model that can be reached on "
+            "the hub"
+        ) from None
+
+
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
@@ -243,7 +279,7 @@ def _line(error: BaseException) -> str:
 def _said(folder: Path) -> Values:
     """What the files beside tokenizer.json say about special tokens, as text."""
     found: Values = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    for name in FILES[1:]:
         if (path := folder / name).is_file():
             for role, token in json.loads(path.read_text(encoding="utf-8")).items():
                 found[role] = token.get("content") if isinstance(token, dict) else token

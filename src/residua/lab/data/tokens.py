@@ -65,7 +65,8 @@ def prepare(
     """The tokens of a corpus: made now, or taken from the cache and checked.
 
     corpus     pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME
-    tokenizer  bytes, bpe:VOCAB (trained on the train side), hf:DIR (a folder with a tokenizer.json), or one made
+    tokenizer  bytes, bpe:VOCAB (trained on the train side), hf:DIR (a folder with a tokenizer.json, or a hub name), or
+               one made
     cache      the folder to keep what was made; `residua.cache.cache_root()` if not given
     progress   gets one line at a time; without it, only trouble is told, as a warning
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from residua.extras import need
 from residua.lab.data import Tokenizer, load_tokenizer
-from residua.lab.data.tokenizer import Bytes, read_folder
+from residua.lab.data.tokenizer import Bytes, name_beside, read_folder
 from residua.lab.runs import read_if_there
 
 
@@ -112,18 +112,16 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
 
     config = load_config(str(folder))
     check_weights(folder)
+    if run != folder and (run / "tokenizer.json").is_file():  # what it was trained with
+        tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
+    else:
+        tokenizer = Bytes() if (name := name_beside(str(folder))) == Bytes.name else read_folder(name)
     from transformers.utils import logging
 
     from residua.hf.released.opening import load_causal
 
     logging.disable_progress_bar()
     model = load_causal(str(folder), dtype=torch.float32).eval()
-    if (folder / "tokenizer.json").is_file():
-        tokenizer: Tokenizer = read_folder(f"hf:{folder}")
-    elif run != folder and (run / "tokenizer.json").is_file():
-        tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
-    else:
-        tokenizer = Bytes()
     held = model.get_input_embeddings().weight.shape[0]
     if tokenizer.end >= held:
         raise ValueError(f"{folder} has {held} ids, too few for {tokenizer.name}; put its own tokenizer.json there")

@@ -1,0 +1,113 @@
+"""A model keeps the tokenizer it was made with: from the hub, by revision, through a fine-tune."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from typer.testing import CliRunner
+
+from residua.cli import app
+from residua.lab.evaluate.opened import open_model
+from residua.lab.finetune import MODEL
+
+NAME = "me/tiny"
+COMMITS = {"main": "a" * 40, "v2": "b" * 40}
+END, START = 256, 257
+
+
+def invoke(*arguments):
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exit_code == 0, done.exception
+    return done.stdout
+
+
+def tokenizer(template):
+    """Every byte a token, in another order than that of bytes, and `<bos>` before every text."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library = Tokenizer(models.BPE({each: place for place, each in enumerate(symbols)} | {"<end>": END}, []))
+    library.pre_tokenizer, library.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    library.add_special_tokens(["<end>", "<bos>"])
+    library.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", START)])
+    made = PreTrainedTokenizerFast(tokenizer_object=library, eos_token="<end>", bos_token="<bos>")
+    made.chat_template = template
+    return made
+
+
+def save(folder, template, vocab=START + 1):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=64, initializer_range=0.3, bos_token_id=START, eos_token_id=END,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer(template).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory):
+    """A model of the hub with two revisions, as the cache of the hub keeps it."""
+    cache = tmp_path_factory.mktemp("hub")
+    repository = cache / f"models--{NAME.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    for name, commit in COMMITS.items():
+        (repository / "refs" / name).write_text(commit)
+        save(repository / "snapshots" / commit, f"template of {name}")
+    return cache
+
+
+@pytest.fixture
+def hub(cached, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cached))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    return cached
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(6):
+        (folder / f"{number}.txt").write_text(f"hello world number {number}, this is text {number * number}. " * 40)
+    return ("--corpus", f"dir:{folder}", "--steps", 1, "--context", 16, "--batch", 2, "--eval-windows", 2)
+
+
+def template_of(folder):
+    return AutoTokenizer.from_pretrained(folder).chat_template
+
+
+def test_finetune_of_a_hub_name_uses_the_tokenizer_of_the_model_and_leaves_it_there(hub, flags, tmp_path):
+    run = tmp_path / "run"
+    invoke("finetune", NAME, "--out", run, "--design", "delta", *flags)
+    assert json.loads((run / "config.json").read_text())["tokenizer"] == f"hf:{NAME}"
+    assert json.loads((run / "tokenizer.json").read_text())["end"] == END
+    theirs = AutoTokenizer.from_pretrained(run / MODEL)
+    assert theirs("hello").input_ids == tokenizer("")("hello").input_ids
+    assert theirs.chat_template == "template of main"
+
+
+def test_finetune_of_a_directory_keeps_its_chat_template(flags, tmp_path):
+    folder = save(tmp_path / "plain", "mine")
+    invoke("finetune", folder, "--out", tmp_path / "run", *flags)
+    assert template_of(tmp_path / "run" / MODEL) == "mine"
+
+
+def test_run_on_bytes_is_opened_with_bytes_though_the_checkpoint_had_a_tokenizer(flags, tmp_path):
+    folder = save(tmp_path / "plain", "mine")
+    invoke("finetune", folder, "--out", tmp_path / "run", "--tokenizer", "bytes", *flags)
+    for place in (tmp_path / "run", tmp_path / "run" / MODEL):
+        assert open_model(place).tokenizer.name == "bytes", place
+
+
+def test_hub_name_without_a_tokenizer_asks_for_one(hub, flags, tmp_path):
+    done = CliRunner().invoke(app, ["train", "--tokenizer", "hf:me/nosuch", "--out", str(tmp_path / "run")])
+    assert "hf:me/nosuch: me/nosuch is not a directory with a tokenizer.json, nor" in str(done.exception)
+
+
+def test_directory_with_a_slow_tokenizer_is_not_opened_with_bytes(tmp_path):
+    folder = save(tmp_path / "plain", "mine", vocab=300)
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"no tokenizer\.json; write one there"):
+        open_model(folder)
