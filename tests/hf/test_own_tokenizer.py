@@ -105,6 +105,14 @@ def test_hub_name_without_a_tokenizer_asks_for_one(hub, flags, tmp_path):
     assert "hf:me/nosuch: me/nosuch is not a directory with a tokenizer.json, nor" in str(done.exception)
 
 
+def test_convert_of_a_revision_takes_the_tokenizer_of_that_revision(hub, tmp_path):
+    for name in COMMITS:
+        invoke("convert", NAME, "--design", "delta", "--revision", name, "--out", tmp_path / name)
+        assert template_of(tmp_path / name) == f"template of {name}"
+        invoke("convert", tmp_path / name, "--to", "standard", "--out", tmp_path / f"{name}-back")
+        assert template_of(tmp_path / f"{name}-back") == f"template of {name}"
+
+
 def test_directory_with_a_slow_tokenizer_is_not_opened_with_bytes(tmp_path):
     folder = save(tmp_path / "plain", "mine", vocab=300)
     (folder / "tokenizer.json").unlink()

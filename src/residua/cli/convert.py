@@ -61,7 +61,7 @@ def command(
             model, design, layout=layout, tokenizer=tokenizer, dtype=kind or "auto", revision=revision, check=check,
             seed=seed, say=None if as_json else typer.echo,
         )  # fmt: skip
-    _save(found, tokenizer if tokenizer is not None else load_tokenizer(model), out, shard)
+    _save(found, tokenizer if tokenizer is not None else load_tokenizer(model, revision=revision), out, shard)
     stream, named = found.base_model.stream, found.named_parameters()
     added = sum(each.numel() for name, each in named if ".stream." in name or ".inserted." in name)
     report = {

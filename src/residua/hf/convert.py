@@ -62,7 +62,7 @@ def convert(
     if isinstance(model, str | Path):
         source = str(model)
         model = load_base(source, dtype=dtype, revision=revision)
-        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source)
+        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(source, revision=revision)
         model.config.license = licence_of(Path(source))
     config = model.config
     refuse_converted(config)

@@ -85,7 +85,7 @@ def model_type(folder: Path) -> str | None:
     return kind
 
 
-def load_tokenizer(source: str) -> Tokenizer:
+def load_tokenizer(source: str, *, revision: str | None = None) -> Tokenizer:
     """The tokenizer beside a model; None where there is none. One that cannot be read is an error."""
     folder = Path(source)
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -95,7 +95,7 @@ def load_tokenizer(source: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # the tokenizers package raises a bare Exception for a file it cannot read
         if not folder.is_dir() and isinstance(error, OSError):
             return None  # a hub name without a tokenizer
