@@ -4,10 +4,11 @@ import json
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, MixtralForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification, MixtralForCausalLM
 from typer.testing import CliRunner
 
 from residua.cli import app
+from residua.hf.convert import convert
 from residua.hf.restore import restore
 from tests.hf.models import base, converted, ids, shake
 
@@ -70,3 +71,23 @@ def test_command_writes_the_base_or_nothing(tmp_path):
     assert "standard or onnx" in str(run(tmp_path / "made", "--to", "gguf", "--out", tmp_path / "none").exception)
     both = run(tmp_path / "made", "--to", "standard", "--design", "mudd", "--out", tmp_path / "none")
     assert "drop --design" in str(both.exception)
+
+
+def test_command_refuses_a_model_without_the_head_of_a_language_model(tmp_path):
+    """What is written has the numbers that were read: a head is never made up."""
+    model = LlamaForSequenceClassification(base("llama").config)
+    convert(model, "delta:blocks=2", say=None).save_pretrained(tmp_path / "classifier")
+    for to in ("standard", "onnx"):
+        refused = run(tmp_path / "classifier", "--to", to, "--out", tmp_path / "none")
+        assert isinstance(refused.exception, ValueError), refused.exception
+        assert "lack lm_head.weight" in str(refused.exception)
+    assert not (tmp_path / "none").exists()
+
+
+def test_command_names_the_types_it_takes(tmp_path):
+    converted("llama", "delta:blocks=2").save_pretrained(tmp_path / "made")
+    refused = run(tmp_path / "made", "--to", "standard", "--dtype", "foo", "--out", tmp_path / "none")
+    assert str(refused.exception) == "--dtype is auto, float32, bfloat16, float16, not 'foo'"
+    done = run(tmp_path / "made", "--to", "standard", "--dtype", "bfloat16", "--out", tmp_path / "half")
+    assert done.exit_code == 0, done.exception
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16

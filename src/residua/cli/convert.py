@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +13,9 @@ from residua.cli._flags import dtype_of, path_option, show
 from residua.extras import need
 from residua.hf.anatomy import Model, Tokenizer
 from residua.lab.common.files import LITTER, contents
+
+if TYPE_CHECKING:
+    import torch
 
 
 def command(
@@ -37,16 +41,16 @@ def command(
         raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
     if out.exists() and (not out.is_dir() or contents(out)):
         raise ValueError(f"{out} exists and is not empty; choose another directory")
+    kind = None if dtype == "auto" else dtype_of(dtype, "auto", "float32", "bfloat16", "float16")
     if to is not None:
         if design is not None or layout is not None:
             raise ValueError("--to takes a design out of a converted model; drop --design and --layout")
-        _out_of(model, to, out, shard, dtype, as_json)
+        _out_of(model, to, out, shard, kind, revision, as_json)
         return
     from residua.hf.convert import convert
     from residua.hf.official import is_official, load_official
     from residua.hf.storage import load_tokenizer
 
-    kind = None if dtype == "auto" else dtype_of(dtype, "auto", "float32", "bfloat16", "float16")
     tokenizer = load_tokenizer(model) if Path(model).is_dir() else None
     if is_official(Path(model)):
         if design is not None or layout is not None:
@@ -77,19 +81,22 @@ def command(
     show(report, as_json, lambda _: typer.echo(f"saved to {out}: {added:,} parameters added, {stream.spec}"))
 
 
-def _out_of(source: str, to: str, out: Path, shard: str, dtype: str, as_json: bool) -> None:
-    """Take a converted model to a form that needs no residua."""
+def _out_of(
+    source: str, to: str, out: Path, shard: str, kind: torch.dtype | None, revision: str | None, as_json: bool
+) -> None:
+    """Take a converted model to a form that needs no residua; one of another kind than a language model is refused."""
     from transformers import AutoModelForCausalLM
 
+    from residua.hf.complete import load
     from residua.hf.export import export_onnx
     from residua.hf.restore import restore
     from residua.hf.storage import load_config, load_tokenizer
 
     if to not in ("standard", "onnx"):
         raise ValueError(f"--to must be standard or onnx, not {to!r}")
-    load_config(source)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
-    tokenizer = load_tokenizer(source)
+    config = load_config(source, revision=revision)
+    model = load(AutoModelForCausalLM, source, config, dtype=kind or "auto", revision=revision or "main")
+    tokenizer = load_tokenizer(source, revision=revision)
     if to == "standard":
         _save(restore(model, tokenizer=tokenizer), tokenizer, out, shard)
     else:
