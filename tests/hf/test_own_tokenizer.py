@@ -1,11 +1,11 @@
-"""A model keeps the tokenizer it was made with: from the hub, by revision, through a fine-tune."""
+"""A model keeps the tokenizer it was made with: from the hub, by revision, through a fine-tune, before a prompt."""
 
 import json
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from residua.cli import app
@@ -119,3 +119,26 @@ def test_directory_with_a_slow_tokenizer_is_not_opened_with_bytes(tmp_path):
     (folder / "vocab.json").write_text("{}")
     with pytest.raises(ValueError, match=r"no tokenizer\.json; write one there"):
         open_model(folder)
+
+
+def test_generate_begins_as_the_tokenizer_of_the_model_does(tmp_path):
+    folder = save(tmp_path / "plain", "mine")
+    ours = json.loads(invoke("generate", folder, "-p", "hello", "-n", 6, "--temperature", 0, "--json"))
+    given = AutoTokenizer.from_pretrained(folder)("hello", return_tensors="pt")
+    assert given.input_ids[0, 0] == START
+    made = AutoModelForCausalLM.from_pretrained(folder).generate(**given, max_new_tokens=6, do_sample=False)
+    assert ours["tokens"] == made[0, given.input_ids.shape[1] :].tolist()
+    assert invoke("generate", folder, "-p", "hello", "-n", 6, "--temperature", 0).startswith("hello")
+
+
+def test_ids_that_only_the_model_has_are_no_text(tmp_path):
+    """A vocabulary is padded to a multiple of something, and an untrained row may be sampled as any other."""
+    folder = save(tmp_path / "plain", "mine", vocab=320)
+    with torch.no_grad():
+        model = LlamaForCausalLM.from_pretrained(folder)
+        model.lm_head.weight[300:] = 40 * model.lm_head.weight[:20]  # one of them is sure to be the likeliest
+        model.save_pretrained(folder)
+    found = json.loads(invoke("generate", folder, "-p", "hello", "-n", 8, "--temperature", 0, "--json"))
+    assert max(found["tokens"]) >= 300
+    assert found["text"] == AutoTokenizer.from_pretrained(folder).decode(found["tokens"], skip_special_tokens=True)
+    assert isinstance(open_model(folder).continued([1], 3, lambda text: False), str)

@@ -28,27 +28,26 @@ def command(
         raise ValueError(f"--seed {seed}: it is from 0 to below 2**63")
     check_sampling(tokens, temperature, top_k, top_p)
     opened = open_model(run)
-    tokenizer = opened.tokenizer
-    ids = tokenizer.encode(prompt)
-    if not ids:
+    end, given, ids = opened.tokenizer.end, opened.tokenizer.encode(prompt), opened.begun(prompt)
+    if not given:
         raise ValueError("the prompt is empty; give at least one character")
     generator = torch.Generator().manual_seed(seed)
     made: list[int] = []
-    shown = tokenizer.decode(ids)
+    shown = opened.text(given)
     if not as_json:
         typer.echo(shown, nl=False)
     for token in opened.steps(
-        torch.tensor([ids]), tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=tokenizer.end,
+        torch.tensor([ids]), tokens, temperature=temperature, top_k=top_k, top_p=top_p, stop=end,
         generator=generator,
     ):  # fmt: skip
-        if token == tokenizer.end:
+        if token == end:
             break
         made.append(token)
-        text = tokenizer.decode(ids + made)
+        text = opened.text(given + made)
         if not as_json and not text.endswith("\ufffd"):  # a character may need several tokens
             typer.echo(text[len(shown) :], nl=False)
             shown = text
     if as_json:
-        typer.echo(json.dumps({"prompt": prompt, "text": tokenizer.decode(made), "tokens": made}))
+        typer.echo(json.dumps({"prompt": prompt, "text": opened.text(made), "tokens": made}))
     else:
         typer.echo()

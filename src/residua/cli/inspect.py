@@ -76,7 +76,7 @@ def _inspected(name: str, opened: Opened, prompt: str, *, paths: bool) -> Inspec
         raise ValueError(f"the prompt has {len(ids)} tokens, and this model takes {opened.context}; shorten it")
 
     def named(index: int) -> str:
-        return opened.tokenizer.decode([index])
+        return opened.text([index])
 
     tokens = [named(each) for each in ids]
     return inspect_ids(

@@ -49,6 +49,10 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without `end`."""
 
+    def begun(self, text: str) -> list[int]:
+        """The ids of a text that a published model is to continue: with what its tokenizer puts before every text."""
+        return self.encode(text)
+
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; specials are left out, and half a character becomes U+FFFD."""
@@ -124,6 +128,13 @@ class Pieces(Tokenizer):
     def encode(self, text: str) -> list[int]:
         with self._encoding():
             return self._library.encode(text, add_special_tokens=False).ids
+
+    def begun(self, text: str) -> list[int]:
+        ids = self.encode(text)
+        with self._encoding():
+            whole = self._library.encode(text, add_special_tokens=True)
+        before = whole.special_tokens_mask.index(0) if ids else 0  # what closes a text is left out: this one goes on
+        return [*whole.ids[:before], *ids]
 
     def encode_all(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         for batch in in_batches(texts, _BATCH):

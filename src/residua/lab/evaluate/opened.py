@@ -35,14 +35,23 @@ class Opened:
             return self.model(ids)
         return self.model(input_ids=ids, use_cache=False).logits
 
+    def begun(self, prompt: str) -> list[int]:
+        """The ids of a text to continue. A published model was trained behind what its tokenizer puts before a text,
+        such as <bos>; ours never saw that."""
+        return self.tokenizer.encode(prompt) if hasattr(self.model, "plan") else self.tokenizer.begun(prompt)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of ids that the model made. Vocabularies are padded: an id that the tokenizer lacks is no text."""
+        return self.tokenizer.decode([index for index in ids if index < self.tokenizer.vocab])
+
     def continued(self, ids: Sequence[int], tokens: int, stop: Callable[[str], bool]) -> str:
         """The likeliest text after `ids`: up to `tokens` more, or until `stop` says that the text has ended."""
         made: list[int] = []
         for token in self.steps(torch.tensor([list(ids)]), tokens):
             made.append(token)
-            if token == self.tokenizer.end or stop(self.tokenizer.decode(made)):
+            if token == self.tokenizer.end or stop(self.text(made)):
                 break
-        return self.tokenizer.decode([token for token in made if token != self.tokenizer.end])
+        return self.text([token for token in made if token != self.tokenizer.end])
 
     def steps(self, ids: Int[Tensor, "1 t"], tokens: int, **options: Any) -> Iterator[int]:
         """The new tokens after `ids`, one by one; options and errors are those of `residua.generate`."""
