@@ -1,6 +1,7 @@
 """A model keeps the tokenizer it was made with: from the hub, by revision, through a fine-tune, before a prompt."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -50,12 +51,17 @@ def save(folder, template, vocab=START + 1):
 def cached(tmp_path_factory):
     """A model of the hub with two revisions, as the cache of the hub keeps it."""
     cache = tmp_path_factory.mktemp("hub")
-    repository = cache / f"models--{NAME.replace('/', '--')}"
-    (repository / "refs").mkdir(parents=True)
-    for name, commit in COMMITS.items():
-        (repository / "refs" / name).write_text(commit)
-        save(repository / "snapshots" / commit, f"template of {name}")
+    for revision in COMMITS:
+        save(snapshot(cache, NAME, revision), f"template of {revision}")
     return cache
+
+
+def snapshot(cache, name, revision):
+    """Where the cache has the files of a revision."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / revision).write_text(COMMITS[revision])
+    return repository / "snapshots" / COMMITS[revision]
 
 
 @pytest.fixture
@@ -109,7 +115,9 @@ def test_convert_of_a_revision_takes_the_tokenizer_of_that_revision(hub, tmp_pat
     for name in COMMITS:
         invoke("convert", NAME, "--design", "delta", "--revision", name, "--out", tmp_path / name)
         assert template_of(tmp_path / name) == f"template of {name}"
-        invoke("convert", tmp_path / name, "--to", "standard", "--out", tmp_path / f"{name}-back")
+        shutil.copytree(tmp_path / name, snapshot(hub, "me/made", name))
+    for name in COMMITS:
+        invoke("convert", "me/made", "--to", "standard", "--revision", name, "--out", tmp_path / f"{name}-back")
         assert template_of(tmp_path / f"{name}-back") == f"template of {name}"
 
 
