@@ -9,29 +9,22 @@ from statistics import fmean
 
 from residua.lab.common.files import Values
 from residua.lab.compare.plan import ComparePlan, Run, Variant
+from residua.lab.compare.trials import FLAT, best_rates, by_row, losses, trials
 from residua.lab.compare.unfinished import untried
 from residua.lab.runs import final_loss, has_ended, rounded
 
-FLAT = 0.1
-"""A rate is stable if its loss is at most this share above that of the row's best."""
-
 
 def choose_rates(plan: ComparePlan, out: Path) -> dict[str, dict[str, float]]:
-    """For every row the rates with the lowest mean validation loss over the tuning seeds; ties to the smaller.
+    """For every row the best of its rates on the tuning seeds, as `trials` has it.
 
     A rate that diverged on any of them is none to choose; a row with no other has no entry, nor has one whose rates are
     not all tried yet.
     """
     waiting = untried(plan, out)
-    losses: dict[str, dict[tuple[tuple[str, float], ...], list[float]]] = {}
-    for run in (run for run in plan.tuning() if run.variant.label not in waiting):
-        rates = tuple((key, getattr(run.config, key)) for key in plan.rates(run.variant)[0])
-        losses.setdefault(run.variant.label, {}).setdefault(rates, []).append(final_loss(out / run.folder))
     chosen = {}
-    for label, tried in losses.items():
-        means = [(fmean(found), rates) for rates, found in tried.items() if max(found) < math.inf]
-        if means:
-            chosen[label] = dict(min(means)[1])
+    for label, runs in by_row(trials(plan, out)).items():
+        if label not in waiting and (best := best_rates(plan, losses(plan, runs, out))) is not None:
+            chosen[label] = dict(best)
     carried = {}
     for variant in plan.variants():
         tuned = plan.tuned_as(variant)
@@ -73,8 +66,8 @@ def check_rule(plan: ComparePlan, out: Path, chosen: Mapping[str, Mapping[str, f
     for run in (run for run in runs if run.variant.label not in waiting):
         found.setdefault(run.variant.label, {}).setdefault(run.config.lr, []).append(final_loss(out / run.folder))
     rows = []
-    for label, losses in found.items():
-        means = {rate: fmean(each) for rate, each in losses.items()}
+    for label, by_rate in found.items():
+        means = {rate: fmean(each) for rate, each in by_rate.items()}
         predicted, best = chosen[label]["lr"], min(means, key=lambda rate: (means[rate], rate))
         lost = means[predicted] - means[best]
         rows.append(
@@ -96,14 +89,14 @@ def widest_stable(plan: ComparePlan, out: Path, variant: Variant) -> tuple[float
     Stable: on no tuning seed did a run diverge, and the mean loss is at most a tenth above that of the best rate, so
     that a run that broke and stayed finite does not count. None where rates were not tuned, or none is stable.
     """
-    losses: dict[float, list[float]] = {}
+    found: dict[float, list[float]] = {}
     tuned = plan.tuned_as(variant)
-    for run in plan.tuning():
+    for run in trials(plan, out):
         if run.variant == tuned:
-            losses.setdefault(run.config.lr, []).append(final_loss(out / run.folder))
-    if not losses:
+            found.setdefault(run.config.lr, []).append(final_loss(out / run.folder))
+    if not found:
         return None
-    means = {rate: fmean(each) for rate, each in sorted(losses.items())}
+    means = {rate: fmean(each) for rate, each in sorted(found.items())}
     limit = (1 + FLAT) * min(means.values())
     widest = None
     for rate, mean in means.items():

@@ -48,9 +48,10 @@ def in_lines(found: Values) -> str:
     seeds = sorted({row["seeds"] for row in found["rows"]})
     said = count(seeds[0], "seed") if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
     checks = f", {count(found['checking_runs'], 'run')} to check {found['rule']}" if found["checking_runs"] else ""
+    tuning = ("up to " if "close" in found["plan"]["tune"] else "") + count(found["tuning_runs"], "tuning run")
     lines = [
         f"{count(len(found['rows']), 'row')} x {said}, baseline {found['baseline']}",
-        f"{count(found['tuning_runs'], 'tuning run')}{checks}, then {count(found['reported_runs'], 'reported run')}",
+        f"{tuning}{checks}, then {count(found['reported_runs'], 'reported run')}",
     ]
     if len(found["looks"]) > 1:
         wanted = found["plan"]["until"]["half_width"]

@@ -43,7 +43,7 @@ from residua.lab.train import TrainConfig
 from residua.plan import Plan
 from residua.registry import build
 
-LATER_OF_TUNE = ("carry", "check", "check_designs")
+LATER_OF_TUNE = ("close", "carry", "check", "check_designs")
 
 PLAN = "plan.json"
 """The plan, in the directory of its comparison."""

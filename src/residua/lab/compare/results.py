@@ -18,6 +18,7 @@ from residua.lab.compare.ladder import Ladder
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
+from residua.lab.compare.trials import trials
 from residua.lab.compare.until import widest_half
 from residua.lab.compare.verdict import in_words
 from residua.lab.runs import FinishedRun, Series, divergence, final_loss, has_ended, read_updates
@@ -119,7 +120,7 @@ def collect(
     survived would flatter it.
     """
     begun = reported(plan, out)
-    untuned, failed = _broken(out, plan.tuning()), _broken(out, begun)
+    untuned, failed = _broken(out, trials(plan, out)), _broken(out, begun)
     rows_begun = {run.variant.label: run for run in reversed(begun)}  # the first run of each
     read = unfinished.shared(of_comparison(plan, out) if read is None else read)
     lost = {one["label"] for one in failed} | rateless(plan, out)
@@ -173,7 +174,7 @@ def collect(
                 "loss": _finite(final_loss(out / run.folder)),
                 "gradient_norm": _finite(read_updates(out / run.folder)["gradient_norm"]),
             }
-            for run in plan.tuning()
+            for run in trials(plan, out)
             if has_ended(out / run.folder)
         ],
         diverged=[*untuned, *failed],
@@ -290,6 +291,7 @@ def _rows(
 
     level = ALPHA if plan.until is None else plan.until.level(len(plan.seeds))
     tests = owed + sum(each.slug != each.baseline and len(each.seeds) >= FEWEST for each in series)
+    tried = trials(plan, out)
     rows = []
     for each in series:
         first, base = begun[each.label], by_slug[each.baseline]
@@ -309,7 +311,7 @@ def _rows(
                 stream_parameters=result["stream_parameters"],
                 mlp_width=config.model(256).hidden,
                 rates=chosen,
-                trials=len(grid) * len(plan.tune.seeds),
+                trials=sum(run.variant == tuned for run in tried),
                 edge=any(_at_edge(plan, key, begun[tuned.label]) for rates in grid[:1] for key in rates),
                 loss=spread(every(each, "loss")),
                 perplexity=spread(every(each, "perplexity")),
@@ -348,11 +350,12 @@ def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
         for row in rows
         if row.edge
     ]
+    grids = {variant.label: len(plan.rates(plan.tuned_as(variant))) for variant in plan.variants()}
     said += [
         f"{row.label} was tuned by {row.trials} runs and the baseline {bases[row.size].label} by "
         f"{bases[row.size].trials}."
         for row in rows
-        if row.trials > bases[row.size].trials
+        if grids[row.label] > grids[bases[row.size].label]
     ]
     kinds = sorted({kind for row in rows for kind in row.hardware.split("; ") if kind})
     if len(kinds) > 1:

@@ -18,7 +18,9 @@ from residua.lab.compare.pool import make_pool
 from residua.lab.compare.records import Records
 from residua.lab.compare.results import Results, collect
 from residua.lab.compare.series import LOOKS
+from residua.lab.compare.sizes import Size
 from residua.lab.compare.table import to_csv, to_markdown
+from residua.lab.compare.trials import trials
 from residua.lab.compare.until import widest_half
 
 
@@ -85,9 +87,16 @@ def compare(
         bases = {run.folder for run in runs if run.variant == plan.baseline_of(run.variant)}
         make("training", in_passes(plan, runs), bases)
 
+    def tune(size: Size) -> None:
+        """Until what has ended asks for no more."""
+        known: list[Run] = []
+        while (runs := [run for run in trials(plan, out) if run.variant.size == size]) != known:
+            make("tuning", runs)
+            known = runs
+
     with closing(pool):
         for size in plan.sizes:
-            make("tuning", [run for run in plan.tuning() if run.variant.size == size])
+            tune(size)
             train([run for run in reported(plan, out) if run.variant.size == size])
             if size == plan.sizes[0]:
                 make("checking the rule", plan.checking(choose_rates(plan, out)))

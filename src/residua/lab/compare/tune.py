@@ -34,6 +34,8 @@ class Tune:
     residual_lr: tuple[float, ...] = ()
     """Rates of the design's own parameters; empty: the same as lr."""
     seeds: tuple[int, ...] = (1000,)
+    close: float | None = None
+    """Nats: only rates within this of the best on the first seed are tried on the others; None: all are."""
     carry: str = "none"
     """The rule that carries the rates of the first size to the others."""
     check: tuple[str, ...] = ()
@@ -54,6 +56,11 @@ class Tune:
                 raise ValueError(f"two rates of {key} differ by less than is shown, and would share the folder")
         if any(size.lr for size in sizes) and (self.carry != "none" or not self.lr):
             raise ValueError("a size has an lr of its own in place of tune.lr, where each is tuned: carry is none")
+        if self.close is not None:
+            if not isinstance(self.close, int | float) or isinstance(self.close, bool) or not 0 < self.close < math.inf:
+                raise ValueError(f"tune.close is a positive number of nats, not {self.close!r}")
+            if not self.lr or len(self.seeds) < 2:
+                raise ValueError("tune.close needs tune.lr, and a second of tune.seeds to try what is close on")
         if self.residual_lr and not self.lr:
             raise ValueError("tune.residual_lr needs tune.lr: rates are tuned together")
         if self.carry not in EXPONENTS:

@@ -14,6 +14,7 @@ from pathlib import Path
 from residua.lab.common.files import Record, Values
 from residua.lab.common.stats import FEWEST
 from residua.lab.compare.plan import ComparePlan, Variant
+from residua.lab.compare.trials import trials
 from residua.lab.runs import Series, has_ended
 
 
@@ -28,7 +29,7 @@ def shared(series: Sequence[Series]) -> list[Series]:
 def untried(plan: ComparePlan, out: Path) -> dict[str, tuple[int, int]]:
     """For every row that is tuned and not yet to the end: how many of its tuning runs have ended, and of how many."""
     found: dict[str, tuple[int, int]] = {}
-    for run in plan.tuning():
+    for run in trials(plan, out):
         done, planned = found.get(run.variant.label, (0, 0))
         found[run.variant.label] = (done + has_ended(out / run.folder), planned + 1)
     return {label: (done, planned) for label, (done, planned) in found.items() if done < planned}
