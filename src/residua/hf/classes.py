@@ -26,6 +26,7 @@ from residua.hf.backbone import prefix_of
 from residua.hf.converted import AUTO, Converted, Generating
 from residua.hf.forward import OnStreamBackbone, Tap, positional
 from residua.hf.made import made
+from residua.hf.told import Telling
 
 OWN_KEYS = ("stream", "inserted")
 """The modules under which everything lies that a conversion adds."""
@@ -139,11 +140,12 @@ def model_class(base: Class) -> Class:
         own = (Converted, Generating)
         method = Generating.prepare_inputs_for_generation
         body[method.__name__] = _as(method, base.prepare_inputs_for_generation)
+    own = (*own, Telling)
+    body |= {"after_input": positional(base.forward), "forward": _as(Telling.forward, base.forward)}
+    if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
+        own = (*own, OnStreamBackbone)
     bases: tuple[Class, ...] = (*own, base)
     body["base_model_prefix"] = prefix_of(base)
-    if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
-        body |= {"after_input": positional(base.forward), "forward": _as(OnStreamBackbone.forward, base.forward)}
-        bases = (*own, OnStreamBackbone, base)
     model = made(f"Residua{base.__name__}", bases, body)
     _adopt_keys(base.__name__, model.__name__)
     _publish(model)

@@ -19,10 +19,10 @@ from transformers import (
 from residua.hf.anatomy import Argument, Class, Config, Model
 from residua.hf.cache import memory_of
 from residua.hf.complete import check_converted
-from residua.hf.forward import MASK
 from residua.hf.insert import Inserted, start_std
 from residua.hf.install import OF_STREAM, install
 from residua.hf.storage import SHIM, write_beside, write_card
+from residua.hf.told import MASK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as Base

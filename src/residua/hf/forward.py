@@ -17,24 +17,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from residua.hf.anatomy import Anatomy, Argument, Block, Class, Config, Model, known
+from residua.hf.anatomy import Anatomy, Argument, Block, Class, Config, Model
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
-from residua.hf.owner import Owner, adopt_replica
+from residua.hf.owner import Owner
 from residua.hf.placing import placed
 from residua.hf.program import Frame, Program, child, first, path, program
+from residua.hf.told import DOCUMENTS, MASK, TOKENS
 from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
 from residua.stream import Answer, Read, State, Stream
-
-MASK = "token_mask"
-"""The keyword that carries which tokens are no padding to every layer."""
-DOCUMENTS = "packed_documents"
-"""The keyword that carries which document of a packed row every token belongs to."""
-TOKENS = "token_ids"
-"""The keyword that carries the tokens to the first layer, for a design that looks them up."""
 
 
 class Named:
@@ -105,6 +99,10 @@ class OnStreamLayer(Named):
     """What its forward takes for arguments that it is not handed."""
     gradient_checkpointing: bool = False
     training: bool
+
+    def __call__(self, *args: Argument, **kwargs: Argument) -> State:
+        # The loop may have handed on what is told, or not; a checkpoint keeps the keywords that it has here.
+        return super().__call__(*args, **{**(self.owner.told.now or {}), **kwargs})  # type: ignore[misc]
 
     def forward(self, hidden_states: State, *args: Argument, **kwargs: Argument) -> State:
         kwargs.update(zip(self.after_state, args, strict=False))
@@ -197,26 +195,15 @@ class OnStreamBackbone:
     remembers: bool
     """Whether decoding needs more than keys and values: the design mixes tokens, or a sublayer was inserted."""
     config: Config
-    after_input: tuple[str, ...]
+    owner: Owner
 
-    def forward(self, input_ids: Tensor | None = None, *args: Argument, **kwargs: Argument) -> Argument:
-        kwargs.update(zip(self.after_input, args, strict=False))
-        if self.__dict__.get("_is_replica"):  # of DataParallel: a copy whose layers still point at what was copied
-            adopt_replica(self, known(self.config))
+    def forward(self, input_ids: Tensor | None = None, **kwargs: Argument) -> Argument:
         if self.remembers and str(self.config._attn_implementation).startswith("paged|"):
             raise ValueError(
                 f"{self.stream.name} with layout {self.config.layout or 'as the base'} keeps more than keys and values "
                 "between tokens, and the pages of continuous batching hold those alone; generate without it"
             )
-        if self.remembers and kwargs.get(MASK) is None:
-            tokens = input_ids if input_ids is not None else kwargs["inputs_embeds"]
-            mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-            if isinstance(mask, Tensor) and mask.ndim == 2:
-                kwargs[MASK] = mask[:, -tokens.shape[1] :]
-            elif mask is None and isinstance(positions, Tensor):
-                kwargs[DOCUMENTS] = packed(self.stream, positions.expand(len(tokens), -1))
-        if self.stream.takes_ids and input_ids is not None:
-            kwargs[TOKENS] = input_ids
+        kwargs |= self.owner.told.now or {}  # where the loop hands keywords on, whoever calls a layer again has them
         chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
         if isinstance(chosen, bool) or not chosen:
             return super().forward(input_ids, **kwargs)  # type: ignore[misc]
@@ -241,28 +228,6 @@ def _blank(base: Class, mixin: Class) -> Model:
     """An object of such a class, whose state comes after it."""
     cls = on_stream(base, mixin)
     return cls.__new__(cls)
-
-
-def packed(stream: Stream, positions: Tensor) -> Tensor | None:
-    """The document of every token of rows [b t], told by positions that do not go on; None where all rows are one.
-
-    It is the rule by which transformers keeps documents apart in its attention masks.
-    """
-    documents = (positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1).cumsum(1)
-    several = documents[:, -1].any()
-    refused = (
-        f"{stream.name} mixes tokens in its stream, and documents that position_ids tell apart would leak into each "
-        "other; give every document a row of its own, with an attention_mask"
-    )
-    if torch.compiler.is_compiling():  # what the positions say is not known yet
-        if stream.mixes_tokens:
-            torch._assert_async(~several, refused)
-        return documents
-    if not several:
-        return None
-    if stream.mixes_tokens:
-        raise ValueError(refused)
-    return documents
 
 
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -69,7 +69,7 @@ def remove(model: Model, classes: tuple[Class, Class]) -> None:
         for name in ("anatomy", "block", "ready", "returned", "sites", "tap", "owner", "inserted", "lanes"):
             delattr(layer, name)
         layer.__class__ = layer.__class__.__bases__[1]
-    del norm.tap, norm.owner, backbone.stream, backbone.execution, backbone.remembers
+    del norm.tap, norm.owner, backbone.owner, backbone.stream, backbone.execution, backbone.remembers
     norm.__class__ = norm.__class__.__bases__[1]
     model.__class__, backbone.__class__ = classes
 

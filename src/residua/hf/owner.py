@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import copy
+import threading
 
-from residua.hf.anatomy import Anatomy, Model
+from torch import Tensor
+
+from residua.hf.anatomy import Anatomy, Argument, Model
+
+
+class Told(threading.local):
+    """What the forward of this thread tells its layers (`told.py`); None where none runs."""
+
+    now: dict[str, Tensor] | None = None
+
+    def __reduce__(self) -> tuple[Argument, ...]:
+        return Told, ()  # a copy of a model is in no forward
 
 
 class Owner:
-    """Holds the backbone."""
+    """Holds the backbone, and what a forward of it tells its layers."""
 
     def __init__(self, backbone: Model) -> None:
-        self.backbone = backbone
+        self.backbone, self.told = backbone, Told()
 
 
 def adopt(backbone: Model, anatomy: Anatomy) -> None:
-    """Give the layers and the final norm of a backbone their way back to it."""
+    """Give the layers and the final norm of a backbone their way back to it, and itself the same."""
     owner = Owner(backbone)
-    for module in (*backbone.get_submodule(anatomy.layers), backbone.get_submodule(anatomy.norm)):
+    for module in (backbone, *backbone.get_submodule(anatomy.layers), backbone.get_submodule(anatomy.norm)):
         module.__dict__["owner"] = owner
 
 
