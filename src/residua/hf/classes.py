@@ -120,7 +120,9 @@ def model_class(base: Class) -> Class:
     """The converted form of a Hugging Face model class: a backbone, or a backbone with a head."""
     base_type = base.config_class.model_type
     recorded = dict(base._can_record_outputs or {})
-    if "hidden_states" in recorded:
+    backbone = AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base
+    lists = backbone and "output_hidden_states" in positional(base.forward)
+    if "hidden_states" in recorded or lists:
         recorded["hidden_states"] = OutputRecorder(Tap, capture_initial_hidden_state=False)
     unsplit = list(base._no_split_modules or ())
     body = {
@@ -142,8 +144,8 @@ def model_class(base: Class) -> Class:
         body[method.__name__] = _as(method, base.prepare_inputs_for_generation)
     own = (*own, Telling)
     body |= {"after_input": positional(base.forward), "forward": _as(Telling.forward, base.forward)}
-    if AutoModel._model_mapping.get(CONFIG_MAPPING[base_type], None) is base:
-        own = (*own, OnStreamBackbone)
+    if backbone:
+        own, body["lists"] = (*own, OnStreamBackbone), lists
     bases: tuple[Class, ...] = (*own, base)
     body["base_model_prefix"] = prefix_of(base)
     model = made(f"Residua{base.__name__}", bases, body)

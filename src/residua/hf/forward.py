@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.utils.output_capturing import capture_outputs
 
-from residua.hf.anatomy import Anatomy, Argument, Block, Class, Config, Model
+from residua.hf.anatomy import PREFIX, Anatomy, Argument, Block, Class, Config, Model
 from residua.hf.cache import memory_of
 from residua.hf.lanes import LaneHooks
 from residua.hf.made import made
@@ -29,6 +30,9 @@ from residua.hf.values import replaced
 from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
 from residua.stream import Answer, Read, State, Stream
+
+BEHIND = frozenset({"falcon_mamba", "mamba", "mamba2"})
+"""Types that list what their layers leave as hidden states: there entry i is what block i + 1 reads, or the head."""
 
 
 class Named:
@@ -196,6 +200,8 @@ class OnStreamBackbone:
     """Whether decoding needs more than keys and values: the design mixes tokens, or a sublayer was inserted."""
     config: Config
     owner: Owner
+    lists: bool
+    """Whether the base lists hidden states itself, and does not let transformers record them."""
 
     def forward(self, input_ids: Tensor | None = None, **kwargs: Argument) -> Argument:
         if self.remembers and str(self.config._attn_implementation).startswith("paged|"):
@@ -205,6 +211,8 @@ class OnStreamBackbone:
             )
         kwargs |= self.owner.told.now or {}  # where the loop hands keywords on, whoever calls a layer again has them
         chosen = kwargs.get("output_hidden_states", getattr(self.config, "output_hidden_states", False))
+        if self.lists:
+            return self._listed(input_ids, **kwargs)
         if isinstance(chosen, bool) or not chosen:
             return super().forward(input_ids, **kwargs)  # type: ignore[misc]
         # Chosen layers are counted by their outputs, and the taps stand at the inputs: the output of layer i is
@@ -214,6 +222,23 @@ class OnStreamBackbone:
         output = super().forward(input_ids, **kwargs)  # type: ignore[misc]
         output.hidden_states = output.hidden_states[1:]
         return output.to_tuple() if as_dict is False else output
+
+    def _listed(self, input_ids: Tensor | None, **kwargs: Argument) -> Argument:
+        """The same of a base that lists hidden states itself: in its list, what taps saw in place of states."""
+        asked = {name: kwargs.pop(name, None) for name in ("output_hidden_states", "return_dict")}
+        hidden, as_dict = (getattr(self.config, name) if each is None else each for name, each in asked.items())
+        if not hidden:
+            return super().forward(input_ids, return_dict=as_dict, **kwargs)  # type: ignore[misc]
+        output = self._tapped(input_ids, output_hidden_states=True, **kwargs)
+        seen = output.hidden_states
+        reads = seen[1:] if str(self.config.model_type).removeprefix(PREFIX) in BEHIND else seen[:-1]
+        output.hidden_states = (*reads, output.last_hidden_state)
+        return output if as_dict else output.to_tuple()
+
+    @capture_outputs(tie_last_hidden_states=False)
+    def _tapped(self, input_ids: Tensor | None, **kwargs: Argument) -> Argument:
+        """Its output, with what every tap saw for hidden states: the blocks', then the head's before the norm."""
+        return super().forward(input_ids, return_dict=True, **kwargs)  # type: ignore[misc]
 
 
 @cache
