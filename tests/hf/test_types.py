@@ -8,16 +8,19 @@ import importlib.machinery
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo
+from transformers import AutoModelForCausalLM
 
-from residua.hf.anatomy import from_json, to_json
+from residua.hf.anatomy import from_json, probe, to_json
 from residua.hf.convert import convert
 from residua.hf.find import find
 from residua.hf.proof import shown
+from tests.hf.models import shake
 from tests.hf.types import DESIGNS, ROUNDING, TYPES, anatomy, answers, check, gap, model_of, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # gpt_bigcode's
@@ -158,3 +161,27 @@ def test_found_anatomy_is_one_graph(name):
     with torch.no_grad():
         assert gap(compiled(tokens(), use_cache=False).logits, model(tokens(), use_cache=False).logits) < ROUNDING
     torch._dynamo.reset()
+
+
+def test_layers_are_those_that_are_there(tmp_path):
+    """The num_hidden_layers of LongCat-Flash counts caches, two a layer."""
+
+    def made(design):
+        model = model_of("longcat_flash")
+        model.config.anatomy = anatomy("longcat_flash")
+        return convert(model, design, say=None)
+
+    for design in ("lambdas", "denseformer"):  # whose parameters are as many as the layers
+        made(design)
+    model = made("ddl:channels=2,compress=token")
+    shake(model)
+    assert model.config.num_hidden_layers == 2 * len(model.model.layers)
+    assert model.model.stream.plan.depth == len(model.model.layers)
+    whole, decoded = answers(model)
+    assert gap(decoded, whole[:, 6:8]) <= ROUNDING
+    model.save_pretrained(tmp_path)
+    assert torch.equal(answers(AutoModelForCausalLM.from_pretrained(tmp_path).eval())[0], whole)
+    model.train()(tokens(), labels=tokens(), use_cache=False).loss.backward()
+    assert all(each.grad is not None for each in model.model.stream.parameters())
+    with pytest.raises(ValueError, match="has 2 layers, and the plan of its stream 4; convert the base again"):
+        probe(model.model, replace(from_json(model.config.anatomy), depth=None))  # as it was kept before

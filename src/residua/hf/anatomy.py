@@ -125,6 +125,8 @@ class Anatomy:
     """The name under which a layer is handed the cache."""
     exact: bool = True
     """Whether x + f(x) is the layer to the last bit; False where the layer adds in another order."""
+    depth: int | None = None
+    """How many layers there are, where the num_hidden_layers of the configuration counts something else."""
     resolve: Callable[[Anatomy, Config], Anatomy] | None = None
     """The row for one configuration, where a setting changes the anatomy; it may refuse."""
 
@@ -173,7 +175,8 @@ class Anatomy:
         heads = _size(config, "num_attention_heads") or 1
         kv = _size(config, "num_key_value_heads") or heads, _size(config, "head_dim") or config.hidden_size // heads
         sites: list[Site] = []
-        for layer in range(config.num_hidden_layers):
+        depth = self.depth or config.num_hidden_layers
+        for layer in range(depth):
             slots, places = self.slots(layout, layer), iter(range(len(self.block(layer).parts)))
             kinds = [slot.kind for slot in slots]
             lanes = [self.block(layer).lanes(next(places)) if kind in KEPT else LANES[kind] for kind in kinds]
@@ -183,7 +186,7 @@ class Anatomy:
                      kinds[:place].count(kind))
                 for place, kind in enumerate(kinds)
             )  # fmt: skip
-        head = Site(len(sites), config.num_hidden_layers, "head", first=True, last=True)
+        head = Site(len(sites), depth, "head", first=True, last=True)
         return Plan(config.hidden_size, tuple(sites), head, config.vocab_size, kv)
 
 
@@ -319,6 +322,7 @@ def to_json(anatomy: Anatomy) -> dict[str, Any]:
         "norm": anatomy.norm,
         "cache": anatomy.cache,
         "exact": anatomy.exact,
+        **({} if anatomy.depth is None else {"depth": anatomy.depth}),
         "order": list(anatomy.order),
         "blocks": [
             {
@@ -362,8 +366,9 @@ def from_json(stored: Mapping[str, Any]) -> Anatomy:
     try:
         blocks = tuple(map(block, stored["blocks"]))
         return Anatomy(
-            blocks, tuple(stored["order"]), stored["layers"], stored["norm"], stored["cache"], bool(stored["exact"])
-        )
+            blocks, tuple(stored["order"]), stored["layers"], stored["norm"], stored["cache"], bool(stored["exact"]),
+            stored.get("depth"),
+        )  # fmt: skip
     except (KeyError, TypeError) as error:
         raise ValueError(f"the anatomy in this config cannot be read ({error}); convert the base again") from None
 
@@ -382,6 +387,9 @@ def probe(backbone: Model, anatomy: Anatomy) -> None:
             f"{name} is not built as its anatomy says: it has no {', '.join(missing[:3])}; correct its row in "
             "residua/hf/anatomy.py, or use a transformers release that it was written for"
         )
+    there, planned = len(backbone.get_submodule(anatomy.layers)), anatomy.depth or backbone.config.num_hidden_layers
+    if there != planned:
+        raise ValueError(f"{name} has {there} layers, and the plan of its stream {planned}; convert the base again")
 
 
 def has(module: Model, path: str) -> bool:

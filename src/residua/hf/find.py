@@ -100,7 +100,9 @@ def find(model: Model) -> Anatomy:
         order.append(blocks.index(each.block))
     cache = next((each.cache for each in found if each.cache), "past_key_values")
     exact = all(each.proof.exact and each.sure for each in found)
-    return Anatomy(tuple(blocks), tuple(order) if len(blocks) > 1 else (), place.layers, place.norm, cache, exact)
+    depth = None if len(found) == backbone.config.num_hidden_layers else len(found)
+    kinds = tuple(order) if len(blocks) > 1 else ()
+    return Anatomy(tuple(blocks), kinds, place.layers, place.norm, cache, exact, depth)
 
 
 @contextmanager
