@@ -6,8 +6,11 @@ its own answer, its key those of later tokens only, and its query none.
 
 import pytest
 import torch
+import torch._dynamo
+from peft import LoraConfig, get_peft_model
 
 from residua.hf.anatomy import ANATOMY
+from residua.testing import error
 from tests.hf.models import WIDTH, converted, ids
 
 
@@ -40,3 +43,15 @@ def test_lane_reaches_its_own_projection(architecture):
     assert moved[0] == (False, False), "the query of the first token changed an answer"
     assert moved[1] == (False, True), "the key of the first token changed its own answer, or none"
     assert moved[2][0], "the value of the first token did not change its answer"
+
+
+def test_replaced_projections_are_compiled_with_their_lanes():
+    """LoRA puts modules in the place of projections, merging puts them back: no eager forward has to come between."""
+    tuned = get_peft_model(converted("llama", "mudd", moved=True), LoraConfig(r=2, init_lora_weights=False)).eval()
+    for each in (lambda: tuned, tuned.merge_and_unload):
+        found = each()
+        torch._dynamo.reset()
+        with torch.no_grad():
+            compiled = torch.compile(found, fullgraph=True, backend="eager")(input_ids=ids(), use_cache=False).logits
+            assert error(compiled, found(input_ids=ids(), use_cache=False).logits) < 2e-6
+    torch._dynamo.reset()

@@ -170,8 +170,7 @@ class OnStreamLayer(Named):
         frame.values.update(x=lanes[0], lanes=lanes[0], raw=raw)
         if len(lanes) > 1:
             assert self.lanes is not None  # `install` made hooks for every attention that is fed three lanes
-            if not torch.compiler.is_compiling():
-                self.lanes.attach(child(self, part.sublayer))
+            self.lanes.attach(child(self, part.sublayer))
             frame.values["lanes"] = torch.cat(lanes, -1)
         return first(part.answer(frame))
 

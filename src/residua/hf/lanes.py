@@ -45,6 +45,10 @@ class LaneHooks:
             else:
                 self.handles[name] = [module.register_forward_pre_hook(OwnLane(lane, self.width))]
 
+    # What torch.compiler.assume_constant_result marks, without loading a compiler for it: while a graph is traced this
+    # runs as it is, and the projections are traced with the hooks that it has put on.
+    attach._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
     def detach(self) -> None:
         """Take all hooks off."""
         for handle in (each for handles in self.handles.values() for each in handles):
