@@ -21,6 +21,7 @@ from residua.hf.cache import memory_of
 from residua.hf.complete import check_converted
 from residua.hf.insert import Inserted, start_std
 from residua.hf.install import OF_STREAM, install
+from residua.hf.resize import refuse_resize, resize
 from residua.hf.storage import SHIM, write_beside, write_card
 from residua.hf.told import MASK
 
@@ -75,6 +76,14 @@ class Converted(Base):
             _start(module)
         else:
             super()._init_weights(module)
+
+    def resize_token_embeddings(self, *args: Argument, **kwargs: Argument) -> nn.Embedding:
+        """As in transformers; tables of the stream follow."""
+        backbone = self.base_model
+        refuse_resize(backbone)
+        made: nn.Embedding = super().resize_token_embeddings(*args, **kwargs)
+        resize(backbone, len(made.weight))
+        return made
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Argument = None, **kwargs: Argument) -> None:
         """As in transformers, without reentrant checkpoints."""
