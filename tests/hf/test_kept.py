@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import CompileConfig, DynamicCache, StaticCache
 
+from residua.hf.convert import convert
 from residua.testing import error
-from tests.hf.models import converted, ids
+from tests.hf.models import converted, ids, shake
+from tests.hf.types import ROUNDING, anatomy, answers, gap, model_of
 
 GREEDY = {"max_new_tokens": 6, "do_sample": False}
 INSERTED = ("delta:blocks=2", "swa:window=3,attn,canon,mlp")
@@ -103,3 +105,20 @@ def test_a_design_that_mixes_tokens_cannot_take_them_back(models):
     with pytest.raises(ValueError, match="rolled back"):
         cache.crop(-2)
     cache.crop(0)
+
+
+@KEEPING
+def test_cache_of_minimax_remembers(design, layout):
+    """It keeps linear attention beside its layers, and counts both together. What its own attention decodes differs
+    from a whole forward in transformers too: it is made silent here, to see the rest."""
+    model = model_of("minimax")
+    model.config.anatomy = anatomy("minimax")
+    model = convert(model, design, layout=layout, say=None)
+    shake(model)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            if name.endswith(("self_attn.o_proj.weight", "self_attn.out_proj.weight")):
+                each.zero_()
+    whole, decoded = answers(model)
+    assert gap(decoded, whole[:, 6:8]) < ROUNDING
+    assert torch.equal(model.generate(ids(), **GREEDY), model.generate(ids(), use_cache=False, **GREEDY))

@@ -192,6 +192,9 @@ def memory_of(cache: HFCache) -> Kept:
     """What a cache keeps beside keys and values, put there when it is first asked for."""
     if not cache.layers:  # such a cache grows a layer when one writes to it: grow the first now
         cache.layers.append(cache.layer_class_to_replicate())
+        beside: list[Argument] | None = getattr(cache, "linear_cache", None)
+        if beside == []:  # of MiniMax: as long as the layers, and None where nothing is kept yet
+            beside.append(None)
     first: Argument = cache.layers[0]
     if not isinstance(first, Carrying):
         kind: Class = type(first)
