@@ -1,7 +1,10 @@
 """What a stream keeps between tokens, in every kind of cache: as many layers as the model has, compiled, taken back."""
 
+import copy
+
 import pytest
 import torch
+from peft import PromptTuningConfig, get_peft_model
 from transformers import CompileConfig, DynamicCache, StaticCache
 
 from residua.hf.convert import convert
@@ -122,3 +125,18 @@ def test_cache_of_minimax_remembers(design, layout):
     whole, decoded = answers(model)
     assert gap(decoded, whole[:, 6:8]) < ROUNDING
     assert torch.equal(model.generate(ids(), **GREEDY), model.generate(ids(), use_cache=False, **GREEDY))
+
+
+@KEEPING
+@pytest.mark.filterwarnings("ignore:Position ids are not supported:UserWarning")
+def test_prompt_tuning_puts_tokens_before_the_mask(design, layout, models):
+    model = copy.deepcopy(models[design, layout])
+    tuned = get_peft_model(model, PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    mask = torch.ones_like(ids())
+    mask[0, :2] = 0
+    given = {"input_ids": ids(), "attention_mask": mask}
+    with torch.no_grad():
+        wanted = tuned(**given).logits[:, -1].argmax(-1)
+    made = [tuned.generate(**given, **GREEDY | {"max_new_tokens": 3}, use_cache=kept)[:, 9:] for kept in (True, False)]
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0][:, 0], wanted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from residua.hf.anatomy import Argument, Model, known
 from residua.hf.owner import Owner, adopt_replica
@@ -58,10 +59,10 @@ def said(backbone: Model, input_ids: Tensor | None, given: dict[str, Argument]) 
     tokens = input_ids if input_ids is not None else given.get("inputs_embeds")
     if backbone.remembers and tokens is not None:
         mask, positions = given.get("attention_mask"), given.get("position_ids")
-        if given.get(MASK) is not None:
-            made[MASK] = given[MASK]
-        elif isinstance(mask, Tensor) and mask.ndim == 2:
-            made[MASK] = mask[:, -tokens.shape[1] :]
+        mask = mask if given.get(MASK) is None else given[MASK]
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            # longer where a cache has tokens already, shorter where prompt tuning has put its own before them
+            made[MASK] = F.pad(mask, (tokens.shape[1] - mask.shape[1], 0), value=1)
         elif mask is None and isinstance(positions, Tensor):
             made[DOCUMENTS] = packed(backbone.stream, positions.expand(len(tokens), -1))
     if backbone.stream.takes_ids:
