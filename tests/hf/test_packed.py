@@ -4,8 +4,10 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from residua.hf.convert import convert
 from residua.testing import error
 from tests.hf.models import converted, ids
+from tests.hf.types import anatomy, model_of
 
 LENGTHS = (3, 1, 5, 4)
 ROW = ids(1, sum(LENGTHS))
@@ -65,3 +67,19 @@ def test_compiled_designs_that_mix_tokens_refuse_packed_rows_as_they_run():
         with pytest.raises(RuntimeError, match="a row of its own"):
             compiled(ROW, position_ids=POSITIONS, use_cache=False)
     torch._dynamo.reset()
+
+
+def test_positions_of_images_say_nothing_of_documents():
+    """Qwen 3.5 takes time, height and width [3 b t]; before them it may have the place in the text [4 b t]."""
+    model = model_of("qwen3_5_text")
+    model.config.anatomy = anatomy("qwen3_5_text")
+    model = convert(model, "ddl:channels=2,compress=token", say=None)
+    one, several = torch.arange(13).expand(3, 1, 13), POSITIONS.expand(3, 1, 13)
+    with torch.no_grad():
+        wanted = model(ROW, use_cache=False).logits
+        for positions in (one, torch.cat([one[:1], one])):
+            assert error(model(ROW, position_ids=positions, use_cache=False).logits, wanted) < 2e-6
+        model(ROW, position_ids=torch.cat([one[:1], several]), use_cache=False)
+        model(ROW, position_ids=several, use_cache=False)
+        with pytest.raises(ValueError, match="a row of its own"):
+            model(ROW, position_ids=torch.cat([several[:1], one]), use_cache=False)

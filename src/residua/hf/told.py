@@ -64,7 +64,10 @@ def said(backbone: Model, input_ids: Tensor | None, given: dict[str, Argument]) 
             # longer where a cache has tokens already, shorter where prompt tuning has put its own before them
             made[MASK] = F.pad(mask, (tokens.shape[1] - mask.shape[1], 0), value=1)
         elif mask is None and isinstance(positions, Tensor):
-            made[DOCUMENTS] = packed(backbone.stream, positions.expand(len(tokens), -1))
+            # three axes are time, height and width, which no document can be told by; a fourth before them is the text
+            positions = positions[0] if positions.ndim == 3 and len(positions) == 4 else positions
+            if positions.ndim < 3:
+                made[DOCUMENTS] = packed(backbone.stream, positions.expand(len(tokens), -1))
     if backbone.stream.takes_ids:
         made[TOKENS] = input_ids
     return {name: each for name, each in made.items() if each is not None}
