@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from transformers.utils.output_capturing import capture_outputs
 
 from residua.hf.anatomy import PREFIX, Anatomy, Argument, Block, Class, Config, Model
@@ -31,6 +32,8 @@ from residua.plan import Site
 from residua.runner import Execution, Flow, Runner
 from residua.stream import Answer, Read, State, Stream
 
+WIDE = Execution(dtype=torch.float32)
+"""How the stream of a layer with `residual_in_fp32` runs."""
 BEHIND = frozenset({"falcon_mamba", "mamba", "mamba2"})
 """Types that list what their layers leave as hidden states: there entry i is what block i + 1 reads, or the head."""
 
@@ -114,7 +117,8 @@ class OnStreamLayer(Named):
         stream, mask, ids = backbone.stream, kwargs.pop(MASK, None), kwargs.pop(TOKENS, None)
         documents = kwargs.pop(DOCUMENTS, None)
         cuts = self.gradient_checkpointing and self.training
-        runner = Runner(stream, backbone.execution, blockwise=cuts)
+        wide = self.wide(hidden_states)
+        runner = Runner(stream, WIDE if wide else backbone.execution, blockwise=cuts)
         cache = kwargs.get(self.anatomy.cache)
         kept = memory_of(cache) if cache is not None and backbone.remembers else None
         flow, tap = placed(self, stream, self.sites, hidden_states), self.tap
@@ -128,6 +132,8 @@ class OnStreamLayer(Named):
             inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
             norm = inserted.norm if part is None else part.norm and child(self, part.norm)
+            if wide and norm is not None:
+                norm = narrowed(norm, inserted.gain if part is None else norm.weight)
             raw: State = None
 
             def normed(
@@ -154,6 +160,10 @@ class OnStreamLayer(Named):
         if self.returned is None:
             return flow
         return (flow, *(each(frame) for each in self.returned))
+
+    def wide(self, state: State) -> bool:
+        """Whether the layer keeps its residual stream in float32, whatever its sublayers compute in."""
+        return bool(self.__dict__.get("residual_in_fp32")) and pytree.tree_leaves(state)[0].dtype != torch.float64
 
     def _sided(self, part: Ready, site: Site, read: Read, raw: Tensor, frame: Frame) -> tuple[Tensor, ...]:
         """The same where the design shares values of attention: with those that it keeps, and mixing what it gives."""
@@ -252,6 +262,11 @@ def _blank(base: Class, mixin: Class) -> Model:
     """An object of such a class, whose state comes after it."""
     cls = on_stream(base, mixin)
     return cls.__new__(cls)
+
+
+def narrowed(norm: Callable[[Tensor], Tensor], gain: Tensor) -> Callable[[Tensor], Tensor]:
+    """A norm of what is read in the type of its gain, in which its sublayer computes."""
+    return lambda x: norm(x.to(gain.dtype))
 
 
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
