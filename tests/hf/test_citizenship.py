@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from accelerate import cpu_offload
+from accelerate.hooks import remove_hook_from_submodules
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -77,6 +79,20 @@ def test_layers_on_several_devices(design, tmp_path):
     automatic = AutoModelForCausalLM.from_pretrained(tmp_path, device_map="auto")
     with torch.no_grad():
         assert error(automatic(ids()).logits, model(ids()).logits) < 2e-6
+
+
+@pytest.mark.parametrize(("design", "layout"), [("delta:blocks=2", "swa:window=3,attn,canon,mlp"), ("mudd", None)])
+def test_stream_that_accelerate_offloaded_to_memory_is_brought_in(design, layout):
+    """cpu_offload has hooks at modules with parameters, and none at layers."""
+    model = converted("llama", design, layout=layout, moved=True)
+    with torch.no_grad():
+        wanted = model(ids()).logits
+        for _ in range(2):  # of one that has run, too
+            model = cpu_offload(model, execution_device="cpu")
+            assert model.model.embed_tokens.weight.device.type == "meta"
+            assert torch.equal(model(ids()).logits, wanted)
+            remove_hook_from_submodules(model)
+            assert torch.equal(model(ids()).logits, wanted)
 
 
 def test_offloaded_stream_is_brought_in(tmp_path):

@@ -20,6 +20,8 @@ def placed(module: Model, stream: Stream, sites: tuple[Site, ...], state: State)
     hook = module.__dict__.get("_hf_hook")  # a module's own attribute: asking for a missing one by name is slow
     device = None if hook is None else getattr(hook, "execution_device", None)
     if device is None:
+        if not torch.compiler.is_compiling():
+            bring_in(module, stream, sites, state)
         return state
     device = torch.device(device)  # a number is one of the machine's accelerators
     if module.__dict__.get("settled") != (device, id(stream)):
@@ -29,6 +31,20 @@ def placed(module: Model, stream: Stream, sites: tuple[Site, ...], state: State)
         settle(stream, sites, device)
         module.__dict__["settled"] = (device, id(stream))
     return pytree.tree_map_only(Tensor, lambda leaf: leaf.to(device), state)
+
+
+def bring_in(module: Model, stream: Stream, sites: tuple[Site, ...], state: State) -> None:
+    """Fetch what `accelerate.cpu_offload` took away: it has hooks at modules with parameters, and none at layers.
+
+    Of the stream before the first site, and of what is inserted in a layer; they run where the state is.
+    """
+    inserted = module._modules.get("inserted") or {}
+    for each in (*(() if sites[0].index else (stream,)), *inserted.values()):
+        own = next(each.parameters(), None)
+        if own is not None and own.device.type == "meta":
+            device = pytree.tree_leaves(state)[0].device
+            if device.type != "meta":  # there all is shapes alone
+                fetch(each, device, recurse=each is stream)
 
 
 def fetch(module: Model, device: torch.device, *, recurse: bool = True) -> None:
