@@ -131,7 +131,7 @@ class OnStreamLayer(Named):
         for site in self.sites:
             inserted: Model = between.get(site.name)
             part = next(parts) if inserted is None else None
-            norm = inserted.norm if part is None else part.norm and child(self, part.norm)
+            norm: Model = inserted.norm if part is None else part.norm and child(self, part.norm)
             if wide and norm is not None:
                 norm = narrowed(norm, inserted.gain if part is None else norm.weight)
             raw: State = None
