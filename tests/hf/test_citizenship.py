@@ -139,6 +139,25 @@ def test_trainer_takes_steps(architecture, tmp_path):
     assert error(again(ids()).logits, model.eval()(ids()).logits) < 2e-6
 
 
+def test_routing_of_a_stream_that_peft_trains_is_that_of_the_copy_at_work():
+    from peft import LoraConfig, get_peft_model
+
+    from residua import ablate_sources, record_routing
+
+    tuned = get_peft_model(converted("llama", ROUTED), LoraConfig(r=2, modules_to_save=["stream"])).eval()
+    for name, each in tuned.named_parameters():
+        if ".modules_to_save." in name:
+            torch.nn.init.normal_(each)
+
+    def seen(model):
+        with torch.no_grad(), record_routing(model) as record:
+            model(ids())
+        return record.table(), ablate_sources(model, ids()[:, :-1], ids()[:, 1:], use_cache=False)
+
+    wrapped = seen(tuned)
+    assert wrapped == seen(tuned.merge_and_unload())
+
+
 def projections(architecture):
     made_by = ANATOMY[architecture].projections
     return [made_by.name] if isinstance(made_by, Fused) else list(made_by)

@@ -138,13 +138,23 @@ class RoutingRecord(Observer):
 
 def find_stream(model: nn.Module) -> Stream:
     """The one stream of a model: ours, a converted one, or one inside a wrapper such as DDP or a compiled model."""
-    streams = [module for module in model.modules() if isinstance(module, Stream)]
+    streams = list(dict.fromkeys(_streams(model)))
     if len(streams) != 1:
         raise ValueError(
             f"{type(model).__name__} holds {len(streams)} residual streams, and exactly one can be observed; "
             "pass a residua Transformer or a converted model"
         )
     return streams[0]
+
+
+def _streams(module: nn.Module) -> Iterator[Stream]:
+    """Every stream that a model runs. One that peft trains in full (`modules_to_save`) is its wrapper, which stands for
+    the original or for a copy, whichever is at work."""
+    if isinstance(module, Stream) or isinstance(module._modules.get("original_module"), Stream):
+        yield module  # type: ignore[misc]
+        return
+    for child in module.children():
+        yield from _streams(child)
 
 
 def in_backward() -> bool:
