@@ -5,8 +5,9 @@ them, and on the others only what is still in question:
 
     { r : r broke on no seed, loss(r, first) <= min loss(., first) + close },   where that is more than one rate.
 
-One seed ranks rates by chance where they lie closer than its noise, and a rate at the edge of what is stable may train
-well once. To break is to diverge, or to end a tenth above the row's best.
+Chosen is the smallest of them whose mean loss is within `close` of the lowest. Seeds rank rates by chance where they
+lie closer than their noise, and of two that cannot be told apart the larger is nearer to where training breaks, if not
+on these seeds. To break is to diverge, or to end a tenth above the row's best.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ def trials(plan: ComparePlan, out: Path) -> list[Run]:
 
 
 def best_rates(plan: ComparePlan, found: Losses) -> Rates | None:
-    """The rates with the lowest mean loss over their seeds, of those in question; ties to the smaller. None where every
-    one diverged."""
-    close = in_question(plan, found)
-    return min(close, key=lambda rates: (fmean(found[rates]), rates)) if close else None
+    """The smallest of the rates in question whose mean loss over their seeds is the lowest, or as good as that. None
+    where every one diverged."""
+    means = {rates: fmean(found[rates]) for rates in in_question(plan, found)}
+    limit = min(means.values(), default=math.inf) + (plan.tune.close or 0.0)
+    return min((rates for rates, mean in means.items() if mean <= limit), default=None)
 
 
 def in_question(plan: ComparePlan, found: Losses) -> list[Rates]:

@@ -35,7 +35,8 @@ class Tune:
     """Rates of the design's own parameters; empty: the same as lr."""
     seeds: tuple[int, ...] = (1000,)
     close: float | None = None
-    """Nats: only rates within this of the best on the first seed are tried on the others; None: all are."""
+    """Nats: only rates within this of the best on the first seed are tried on the others, and of those that stay so
+    close the smallest is chosen. None: all are tried, and the best is chosen."""
     carry: str = "none"
     """The rule that carries the rates of the first size to the others."""
     check: tuple[str, ...] = ()
