@@ -365,10 +365,8 @@ def from_json(stored: Mapping[str, Any]) -> Anatomy:
 
     try:
         blocks = tuple(map(block, stored["blocks"]))
-        return Anatomy(
-            blocks, tuple(stored["order"]), stored["layers"], stored["norm"], stored["cache"], bool(stored["exact"]),
-            stored.get("depth"),
-        )  # fmt: skip
+        names = stored["layers"], stored["norm"], stored["cache"]
+        return Anatomy(blocks, tuple(stored["order"]), *names, bool(stored["exact"]), stored.get("depth"))
     except (KeyError, TypeError) as error:
         raise ValueError(f"the anatomy in this config cannot be read ({error}); convert the base again") from None
 
