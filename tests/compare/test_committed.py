@@ -1,8 +1,11 @@
 """Tables, figures and pages that are committed with their records are those that the records give, to the last byte."""
 
+import importlib.machinery
+import importlib.util
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +13,21 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.lab import data, report
-from residua.lab.compare import ComparePlan, compare, records, run
+from residua.lab.compare import ComparePlan, compare, read_plan, records, run
 from residua.lab.compare.pool import Pool
 from tests.compare.inside import Inside, write_text
 
 pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def publisher():
+    """tools/publish, as a module."""
+    loader = importlib.machinery.SourceFileLoader("publish", str(ROOT / "tools" / "publish"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("publish", loader))
+    loader.exec_module(module)
+    return module
 
 
 class Nobody(Pool):
@@ -41,17 +54,18 @@ def stale(folder, out, patch):
     return [path.name for path in shown if made[path.name].read_bytes() != path.read_bytes()]
 
 
-def test_committed_tables_are_made_again_from_their_records(request, tmp_path, monkeypatch):
-    """In under a minute each; records of an experiment that has no table yet wait for the rest of its recipe."""
-    root = request.config.rootpath
+def test_committed_tables_are_made_again_from_their_records(tmp_path, monkeypatch):
+    """In under a minute each, and the plan asks for every record; records of an experiment that has no table yet wait for
+    the rest of its recipe."""
     monkeypatch.chdir(tmp_path)  # a page names the folder that it was made in
-    for kept in sorted((root / "results").glob("*/records")):
+    for kept in sorted((ROOT / "results").glob("*/records")):
         if not (kept.parent / "results.json").exists():
-            assert (root / "recipes" / f"{kept.parent.name}.toml").exists()
+            assert (ROOT / "recipes" / f"{kept.parent.name}.toml").exists()
             continue
-        begun = time.process_time()
-        assert stale(kept.parent, Path("runs") / kept.parent.name, monkeypatch) == []
+        begun, out = time.process_time(), Path("runs") / kept.parent.name
+        assert stale(kept.parent, out, monkeypatch) == []
         assert time.process_time() - begun < 60
+        assert publisher().unasked(read_plan(ROOT / "recipes" / f"{kept.parent.name}.toml"), out, kept) == []
 
 
 PLAN = """
@@ -85,3 +99,19 @@ def test_changed_table_is_told_from_that_of_its_records(tmp_path, monkeypatch):
     table = (folder / "results.md").read_text()
     (folder / "results.md").write_text(table.replace("1.00x", "1.01x", 1))
     assert stale(folder, tmp_path / "third", monkeypatch) == ["results.md"]
+
+
+def test_records_that_no_plan_asks_for_are_found(tmp_path, monkeypatch):
+    """As those of a rate that left the grid, which would lie there for ever."""
+    write_text(tmp_path / "text")
+    (tmp_path / "plan.toml").write_text(PLAN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run, "make_pool", lambda on, out: Inside())
+    plan, kept = read_plan(Path("plan.toml")), Path("records")
+    compare(plan, Path("out"), records=kept)
+    assert publisher().unasked(plan, Path("out"), kept) == []
+    fewer = replace(plan, seeds=(1,))
+    others = publisher().unasked(fewer, Path("out"), kept)
+    assert {json.loads(path.read_text())["config"]["seed"] for path in others} == {0}
+    assert len(others) == len(plan.variants())
