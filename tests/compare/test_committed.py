@@ -55,8 +55,8 @@ def stale(folder, out, patch):
 
 
 def test_committed_tables_are_made_again_from_their_records(tmp_path, monkeypatch):
-    """In under a minute each, and the plan asks for every record; records of an experiment that has no table yet wait for
-    the rest of its recipe."""
+    """In under a minute each, and the plan asks for every record; records of an experiment without a table wait for the
+    rest of its recipe."""
     monkeypatch.chdir(tmp_path)  # a page names the folder that it was made in
     for kept in sorted((ROOT / "results").glob("*/records")):
         if not (kept.parent / "results.json").exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -116,8 +117,7 @@ class ModelConfig:
     @property
     def plan(self) -> Plan:
         """Every site of the model."""
-        kv = self.shared_heads, self.width // self.heads
-        return Plan.regular(self.width, self.depth, self.layout, vocab=self.vocab, kv=kv)
+        return _plan(self.width, self.depth, self.layout, self.vocab, (self.shared_heads, self.width // self.heads))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""
@@ -130,3 +130,9 @@ class ModelConfig:
         if unknown:
             raise ValueError(f"unknown model fields: {', '.join(sorted(unknown))}")
         return cls(**values)
+
+
+@lru_cache(maxsize=64)
+def _plan(width: int, depth: int, layout: str, vocab: int, kv: tuple[int, int]) -> Plan:
+    """Made once: a comparison asks for the plans of its few sizes tens of thousands of times."""
+    return Plan.regular(width, depth, layout, vocab=vocab, kv=kv)
