@@ -150,3 +150,12 @@ def test_ids_that_only_the_model_has_are_no_text(tmp_path):
     assert max(found["tokens"]) >= 300
     assert found["text"] == AutoTokenizer.from_pretrained(folder).decode(found["tokens"], skip_special_tokens=True)
     assert isinstance(open_model(folder).continued([1], 3, lambda text: False), str)
+
+
+def test_inspect_shows_what_the_model_is_given_before_a_prompt(tmp_path):
+    """The routing of a prompt is that of generation, with <bos> where the tokenizer has one, by its name."""
+    folder = save(tmp_path / "plain", "mine")
+    invoke("convert", folder, "--design", "delta", "--out", tmp_path / "made")
+    found = json.loads(invoke("inspect", tmp_path / "made", "-p", "hello", "--json"))
+    assert found["tokens"] == ["<bos>", *"hello"]
+    assert open_model(tmp_path / "made").begun("hello") == AutoTokenizer.from_pretrained(folder)("hello").input_ids

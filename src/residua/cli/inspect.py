@@ -71,14 +71,10 @@ def _inspected(name: str, opened: Opened, prompt: str, *, paths: bool) -> Inspec
         raise ValueError(
             f"{name} is not a converted model; convert it first: residua convert {name} --design delta --out NEW"
         )
-    ids = opened.tokenizer.encode(prompt)
+    ids = opened.begun(prompt)
     if opened.context is not None and len(ids) > opened.context:
         raise ValueError(f"the prompt has {len(ids)} tokens, and this model takes {opened.context}; shorten it")
-
-    def named(index: int) -> str:
-        return opened.text([index])
-
-    tokens = [named(each) for each in ids]
+    tokens = [opened.token(each) for each in ids]
     return inspect_ids(
-        opened.model, torch.tensor(ids), tokens=tokens, prompt=prompt, name=name, named=named if paths else None
+        opened.model, torch.tensor(ids), tokens=tokens, prompt=prompt, name=name, named=opened.token if paths else None
     )

@@ -57,6 +57,10 @@ class Tokenizer(ABC):
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; specials are left out, and half a character becomes U+FFFD."""
 
+    def special(self, index: int) -> str:
+        """The name of an id that stands for no text."""
+        return {self.end: "<end>", self.mask: "<mask>"}.get(index, "")
+
     @abstractmethod
     def dump(self) -> str:
         """JSON from which `load_tokenizer` makes this tokenizer again: for the directory of a run."""
@@ -156,6 +160,9 @@ class Pieces(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         kept = [index for index in self._checked(ids) if index < self._own and index not in (self.end, self.mask)]
         return self._library.decode(kept, skip_special_tokens=True)
+
+    def special(self, index: int) -> str:
+        return self._library.id_to_token(index) or super().special(index)
 
     def known(self, *tokens: object) -> int | None:
         """The id of the first of the tokens that the vocabulary has."""

@@ -44,6 +44,10 @@ class Opened:
         """The text of ids that the model made. Vocabularies are padded: an id that the tokenizer lacks is no text."""
         return self.tokenizer.decode([index for index in ids if index < self.tokenizer.vocab])
 
+    def token(self, index: int) -> str:
+        """One id to look at: its text, or the name of a special one, such as <bos>."""
+        return self.text([index]) or self.tokenizer.special(index)
+
     def continued(self, ids: Sequence[int], tokens: int, stop: Callable[[str], bool]) -> str:
         """The likeliest text after `ids`: up to `tokens` more, or until `stop` says that the text has ended."""
         made: list[int] = []
