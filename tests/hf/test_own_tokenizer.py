@@ -36,11 +36,11 @@ def tokenizer(template):
     return made
 
 
-def save(folder, template, vocab=START + 1):
+def save(folder, template, vocab=START + 1, context=64):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=64, initializer_range=0.3, bos_token_id=START, eos_token_id=END,
+        max_position_embeddings=context, initializer_range=0.3, bos_token_id=START, eos_token_id=END,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer(template).save_pretrained(folder)
@@ -159,3 +159,34 @@ def test_inspect_shows_what_the_model_is_given_before_a_prompt(tmp_path):
     found = json.loads(invoke("inspect", tmp_path / "made", "-p", "hello", "--json"))
     assert found["tokens"] == ["<bos>", *"hello"]
     assert open_model(tmp_path / "made").begun("hello") == AutoTokenizer.from_pretrained(folder)("hello").input_ids
+
+
+@pytest.mark.eval
+def test_tasks_are_asked_as_the_harness_asks_a_model_of_hugging_face(flags, tmp_path):
+    """With <bos> where the tokenizer has one, in the windows of the harness; a conversion that changes nothing scores
+    as its checkpoint. Bytes of our own are asked by us."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    from residua.lab.data import prepare
+    from residua.lab.evaluate.harness import evaluate
+    from residua.lab.evaluate.local import NAMES, write_tasks
+
+    folder = save(tmp_path / "plain", "mine", context=256)
+    invoke("convert", folder, "--design", "delta:blocks=2", "--out", tmp_path / "made")
+    opened = open_model(folder)
+    tokens = prepare(flags[1], opened.tokenizer)
+    write_tasks(tmp_path / "tasks", tokens, count=6)
+    manager = TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False)
+    theirs = simple_evaluate(
+        model="hf", model_args={"pretrained": str(folder), "dtype": "float32"}, tasks=list(NAMES), task_manager=manager,
+        bootstrap_iters=0, device="cpu",
+    )["results"]  # fmt: skip
+    for model, batch in ((opened, 1), (opened, 3), (open_model(tmp_path / "made"), 3)):
+        ours = evaluate(model, NAMES, tokens, count=6, batch=batch)
+        for name, metrics in ours.items():
+            expected = {key: theirs[name][f"{key},none"] for key in metrics}
+            assert metrics == pytest.approx(expected, rel=1e-5), (name, batch)
+    invoke("finetune", folder, "--out", tmp_path / "run", "--tokenizer", "bytes", *flags)
+    assert open_model(tmp_path / "run").folder is None
+    assert open_model(tmp_path / "made").folder == tmp_path / "made"

@@ -18,7 +18,7 @@ def command(
     corpus: str = typer.Option("pydoc", help="Corpus: pydoc, pycode, pysite, dir:PATH, file:GLOB or hf:NAME."),
     context: int = typer.Option(256, help="Tokens per window."),
     windows: int = typer.Option(0, help="Number of evenly spaced windows; 0: the whole validation split."),
-    batch: int = typer.Option(8, help="Windows per forward pass."),
+    batch: int = typer.Option(8, help="Windows, or questions of a task, per forward pass."),
     task: list[str] = typer.Option(
         [], "--task", "-t", help="lm-eval task; repeatable. residua_cloze, residua_bits and residua_copy work offline."
     ),
@@ -47,7 +47,7 @@ def command(
     if task:
         from residua.lab.evaluate.harness import evaluate
 
-        found["tasks"] = evaluate(opened, task, tokens, count=count)
+        found["tasks"] = evaluate(opened, task, tokens, count=count, batch=batch)
     show(found, as_json, _show)
 
 

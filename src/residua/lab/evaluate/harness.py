@@ -20,11 +20,14 @@ LIMIT = 1024
 """Tokens of context for a model that names no limit of its own."""
 
 
-def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None, *, count: int = 64) -> Values:
+def evaluate(
+    opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None, *, count: int = 64, batch: int = 1
+) -> Values:
     """The harness's own results by task: every metric it reports, and its standard error.
 
     Tasks called residua_* are made from `tokens` and need no hub; any other name is the harness's, and its data come
-    from the hub.
+    from the hub. A Hugging Face model with its tokenizer is asked by the harness's own class for such models, `batch`
+    questions at once, so that its numbers are those of `lm_eval --model hf`; any other by ours, one at a time.
     """
     need("eval", "lm_eval")
     from lm_eval import simple_evaluate
@@ -39,7 +42,7 @@ def evaluate(opened: Opened, tasks: Sequence[str], tokens: Tokens | None = None,
             write_tasks(Path(scratch), tokens, count=count)
         manager = TaskManager(include_path=scratch, include_defaults=len(local) < len(tasks))
         found = simple_evaluate(
-            model=_adapter(opened), tasks=list(tasks), task_manager=manager, bootstrap_iters=0, log_samples=False
+            model=_model(opened, batch), tasks=list(tasks), task_manager=manager, bootstrap_iters=0, log_samples=False
         )
     return {
         name: {
@@ -70,6 +73,16 @@ class Request(Protocol):
     """A question of the harness."""
 
     args: tuple[Any, ...]
+
+
+def _model(opened: Opened, batch: int) -> Any:
+    if opened.folder is None:
+        return _adapter(opened)
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(opened.folder)
+    return HFLM(pretrained=opened.model, tokenizer=tokenizer, backend="causal", batch_size=batch)
 
 
 def _adapter(opened: Opened) -> Any:

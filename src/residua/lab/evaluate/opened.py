@@ -28,6 +28,8 @@ class Opened:
     vocab: int
     context: int | None
     """The most tokens it takes at once; None where nothing says so."""
+    folder: Path | None = None
+    """Where transformers finds the same tokenizer beside a Hugging Face model; None where it would find another."""
 
     def logits(self, ids: Int[Tensor, "b t"]) -> Float[Tensor, "b t vocab"]:
         """Of every position."""
@@ -138,6 +140,6 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
     held = model.get_input_embeddings().weight.shape[0]
     if tokenizer.end >= held:
         raise ValueError(f"{folder} has {held} ids, too few for {tokenizer.name}; put its own tokenizer.json there")
-    return Opened(
-        model, tokenizer, design_of(model), held, getattr(config.get_text_config(), "max_position_embeddings", None)
-    )
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    same = (folder / "tokenizer.json").is_file() and tokenizer.hash == read_folder(f"hf:{folder}").hash
+    return Opened(model, tokenizer, design_of(model), held, context, folder if same else None)
