@@ -44,12 +44,14 @@ def test_prediction_equals_measurement_for_every_case(spec):
     check(*config(spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("name", residua.names())
 def test_prediction_equals_measurement_at_every_size(name, size):
     check(*config(name, size, kv_heads=2, qk_norm=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", residua.names())
 def test_prediction_equals_measurement_in_every_layout(name, layout):

@@ -56,6 +56,7 @@ def test_a_state_that_is_rewritten_whole_gains_nothing(design):
     assert counted(cuts, 4, 2, True) == counted(cuts, 4, 2, False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("design", EVERY)
 def test_labels_make_the_network_again(design):
     """Through every boundary by label, with only the tensors that a stage is said to hold: the logits of the model."""
@@ -83,6 +84,7 @@ def test_labels_make_the_network_again(design):
         assert torch.equal(model.logits(x), model(ids()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("design", EVERY)
 def test_every_stage_has_what_it_needs(design):
     """Received or kept: each label that a stage needs is there, once, and came from where it was."""
