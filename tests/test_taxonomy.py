@@ -120,6 +120,7 @@ def test_mixers_of_tokens_stand_where_their_duals_do():
     assert dual.weights == found["swa"][0]
 
 
+@pytest.mark.slow
 def test_variants_are_one_for_each_place():
     found = [(one.design.partition(":")[0], one.cell) for one in variants()]
     assert len(found) == len(set(found))

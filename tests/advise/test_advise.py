@@ -163,6 +163,7 @@ def test_design_that_would_do_nothing_is_ruled_out(tmp_path):
     assert out["denseformer:dilation=4,period=5"] == ("no site would read a mixture: the model is too shallow",)
 
 
+@pytest.mark.slow
 def test_our_own_results_are_read_cited_and_ranked_by(tmp_path):
     before = advise(SITUATION, tmp_path).ranked
     folder = write(tmp_path / "results", "main", row("mhc", -0.5, significant=True), row("mudd", 0.3, significant=True))

@@ -15,6 +15,7 @@ def measured():
     return profile.measure(2, 16, 8, ["delta", "mhc"], STEP, seconds=0.05, shapes=[SHAPE], repeats=2)
 
 
+@pytest.mark.slow
 def test_what_a_design_adds_is_the_sum_of_its_parts(measured):
     assert [one["design"] for one in measured["added"]] == ["delta", "mhc"]
     for one in measured["added"]:

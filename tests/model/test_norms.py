@@ -238,6 +238,7 @@ def test_laws_hold_where_norms_stand_elsewhere(spec, name):
     LAWS[name](Case(spec, MIXED))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "layout"), [("attnres", GEMMA), ("postnorm:form=hybrid", QKV)])
 def test_model_with_placed_norms_is_one_graph(spec, layout):
     LAWS["one_graph"](Case(spec, layout))

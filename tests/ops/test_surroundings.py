@@ -23,6 +23,7 @@ def model(design="standard", layout="attn,mlp"):
 IDS = torch.arange(16)[None]
 
 
+@pytest.mark.slow
 def test_default_device_is_not_that_of_results():
     """In a process of its own: a wrong address would end it."""
     code = """
