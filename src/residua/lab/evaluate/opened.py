@@ -127,10 +127,12 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
 
     config = load_config(str(folder))
     check_weights(folder)
+    beside = read_folder(f"hf:{folder}") if (folder / "tokenizer.json").is_file() else None
     if run != folder and (run / "tokenizer.json").is_file():  # what it was trained with
         tokenizer = load_tokenizer((run / "tokenizer.json").read_text())
     else:
-        tokenizer = Bytes() if (name := name_beside(str(folder))) == Bytes.name else read_folder(name)
+        name_beside(str(folder))  # one in other files would not be read, and bytes are wrong ids for it
+        tokenizer = beside or Bytes()
     from transformers.utils import logging
 
     from residua.hf.released.opening import load_causal
@@ -141,5 +143,5 @@ def _hugging_face(folder: Path, run: Path) -> Opened:
     if tokenizer.end >= held:
         raise ValueError(f"{folder} has {held} ids, too few for {tokenizer.name}; put its own tokenizer.json there")
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
-    same = (folder / "tokenizer.json").is_file() and tokenizer.hash == read_folder(f"hf:{folder}").hash
+    same = beside is not None and (beside is tokenizer or beside.hash == tokenizer.hash)
     return Opened(model, tokenizer, design_of(model), held, context, folder if same else None)
