@@ -1,7 +1,5 @@
 """Tables, figures and pages that are committed with their records are those that the records give, to the last byte."""
 
-import importlib.machinery
-import importlib.util
 import json
 import shutil
 import time
@@ -16,18 +14,11 @@ from residua.lab import data, report
 from residua.lab.compare import ComparePlan, compare, read_plan, records, run
 from residua.lab.compare.pool import Pool
 from tests.compare.inside import Inside, write_text
+from tests.tools import tool
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def publisher():
-    """tools/publish, as a module."""
-    loader = importlib.machinery.SourceFileLoader("publish", str(ROOT / "tools" / "publish"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("publish", loader))
-    loader.exec_module(module)
-    return module
 
 
 class Nobody(Pool):
@@ -65,7 +56,9 @@ def test_committed_tables_are_made_again_from_their_records(tmp_path, monkeypatc
         begun, out = time.process_time(), Path("runs") / kept.parent.name
         assert stale(kept.parent, out, monkeypatch) == []
         assert time.process_time() - begun < 60
-        assert publisher().unasked(read_plan(ROOT / "recipes" / f"{kept.parent.name}.toml"), out, kept) == []
+        publish, plan = tool("publish"), read_plan(ROOT / "recipes" / f"{kept.parent.name}.toml")
+        if (kept.parent / publish.FINISHED).exists():
+            assert publish.held(kept).keys() == publish.asked(plan, out)
 
 
 PLAN = """
@@ -79,6 +72,26 @@ steps = 2
 batch = 2
 context = 16
 eval_windows = 2
+"""
+
+
+CHECKED = """
+designs = ["standard"]
+seeds = [0]
+sizes = [{ depth = 1, width = 16, heads = 2 }, { depth = 1, width = 24, heads = 2 }]
+
+[train]
+corpus = "dir:text"
+steps = 2
+batch = 2
+context = 16
+eval_windows = 2
+
+[tune]
+lr = [1e-3, 2e-3]
+seeds = [7]
+carry = "width"
+check = "1x24"
 """
 
 
@@ -101,17 +114,19 @@ def test_changed_table_is_told_from_that_of_its_records(tmp_path, monkeypatch):
     assert stale(folder, tmp_path / "third", monkeypatch) == ["results.md"]
 
 
-def test_records_that_no_plan_asks_for_are_found(tmp_path, monkeypatch):
-    """As those of a rate that left the grid, which would lie there for ever."""
+def test_every_run_of_a_plan_is_one_that_its_records_are_kept_for(tmp_path, monkeypatch):
+    """Trials, checks of the rule and reported runs; those of a seed that left the plan are not."""
     write_text(tmp_path / "text")
-    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "plan.toml").write_text(CHECKED)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(run, "make_pool", lambda on, out: Inside())
-    plan, kept = read_plan(Path("plan.toml")), Path("records")
-    compare(plan, Path("out"), records=kept)
-    assert publisher().unasked(plan, Path("out"), kept) == []
-    fewer = replace(plan, seeds=(1,))
-    others = publisher().unasked(fewer, Path("out"), kept)
-    assert {json.loads(path.read_text())["config"]["seed"] for path in others} == {0}
+    plan, out, kept, publish = read_plan(Path("plan.toml")), Path("out"), Path("records"), tool("publish")
+    compare(plan, out, records=kept)
+    held = publish.held(kept)
+    assert held.keys() == publish.asked(plan, out)
+    configs = {digest: json.loads(path.read_text())["config"] for digest, path in held.items()}
+    assert {(config["width"], config["seed"]) for config in configs.values()} == {(16, 7), (16, 0), (24, 7), (24, 0)}
+    others = held.keys() - publish.asked(replace(plan, seeds=(1,)), out)
+    assert {configs[digest]["seed"] for digest in others} == {0}
     assert len(others) == len(plan.variants())

@@ -4,8 +4,6 @@ The table is written by `tools/update_types`, which tries every type with every 
 found again and tried with the two designs whose states differ most; the others take turns, one a type.
 """
 
-import importlib.machinery
-import importlib.util
 import json
 import sys
 from dataclasses import replace
@@ -22,6 +20,7 @@ from residua.hf.find import find
 from residua.hf.proof import shown
 from tests.hf.models import shake
 from tests.hf.types import DESIGNS, ROUNDING, TYPES, anatomy, answers, check, gap, model_of, tokens
+from tests.tools import tool
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # gpt_bigcode's
 
@@ -40,11 +39,8 @@ ASKED = (
 
 
 def test_table_is_current(monkeypatch):
-    loader = importlib.machinery.SourceFileLoader("update_types", str(ROOT / "tools" / "update_types"))
-    tool = importlib.util.module_from_spec(importlib.util.spec_from_loader("update_types", loader))
-    loader.exec_module(tool)
     monkeypatch.setattr(sys, "argv", ["update_types", "--check"])
-    tool.main()
+    tool("update_types").main()
 
 
 def test_enough_types_convert():
