@@ -114,6 +114,13 @@ def test_findings_lead_to_the_committed_pages(site):
         assert f'href="{address}"' in findings
 
 
+def test_names_of_rows_are_whole(site):
+    """Their bar, which splits a row of Markdown, neither cuts them nor leaves its escape."""
+    findings = (site / "findings.html").read_text(encoding="utf-8")
+    assert "<code>delta:blocks=8 | 48x26</code>" in findings
+    assert "\\|" not in findings
+
+
 def test_unknown_comment_stops_the_build(tmp_path):
     docs = tmp_path / "docs"
     docs.mkdir()
