@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from residua.cli import app
 from residua.lab.common.stats import found_at, paired
-from residua.lab.compare.verdict import MOST_SEEDS, detectable, lines, verdict, with_seeds
+from residua.lab.compare.verdict import MOST_NAMED, MOST_SEEDS, detectable, lines, verdict, with_seeds
 
 BASE = (2.0, 2.1, 2.2)
 AHEAD, BEHIND, NEAR, NOISE = (1.81, 1.9, 2.02), (2.15, 2.26, 2.34), (2.0, 2.08, 2.19), (2.1, 2.0, 2.3)
@@ -42,6 +42,14 @@ def test_what_is_significant_is_found_and_the_rest_is_not():
     shown = lines(told)
     assert [line.split(":")[0] for line in shown[:3]] == ["Found", "Not significant", "Next"]
     assert shown[3].strip() == told["command"]
+
+
+def test_of_many_rows_the_largest_are_named_and_the_rest_counted():
+    rows = {f"row{place}": tuple(loss + place / 1000 for loss in NOISE) for place in range(MOST_NAMED + 3)}
+    unclear = verdict(results(**rows), "runs/demo")["unclear"]
+    assert unclear.startswith(f"row{MOST_NAMED + 2} (+")
+    assert unclear.count("row") == MOST_NAMED
+    assert " and 3 more against standard; " in unclear
 
 
 def test_more_seeds_are_as_many_as_would_tell_the_nearest():

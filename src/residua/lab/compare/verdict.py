@@ -22,6 +22,9 @@ from residua.lab.common.stats import ALPHA, FEWEST, found_at
 MOST_SEEDS = 12
 """What is asked for in a next command: with more, a larger model would be the better use of the time."""
 
+MOST_NAMED = 6
+"""Of rows without a verdict, those with the largest differences; the table has them all."""
+
 
 def verdict(results: Record, out: Path | str) -> Values:
     """`found`, `unclear` and `next`, a sentence each (empty where there is nothing to say), and the `command`."""
@@ -133,6 +136,8 @@ def _unclear(rows: Sequence[Record], base: str, seeds: str) -> str:
     least, most = (bound(row["difference"]["detectable"] for row in rows) for bound in (min, max))
     sizes = f"{least:.3f}" if f"{least:.3f}" == f"{most:.3f}" else f"{least:.3f} to {most:.3f}"
     gaps = [f"{row['label']} ({row['difference']['mean']:+.3f})" for row in sorted(rows, key=_size)]
+    if len(gaps) > MOST_NAMED:
+        gaps[MOST_NAMED:] = [f"{len(gaps) - MOST_NAMED} more"]
     return f"{_listed(gaps)} against {base}; with {seeds} the minimum detectable effect is {sizes} nats (80 % power)."
 
 
