@@ -8,10 +8,14 @@ import pytest
 from residua.lab import figures
 from residua.lab.compare import read_series
 from residua.lab.plots import svg
+from residua.lab.plots.charts import curve_charts, depth_charts, designs, quality_charts
 from residua.lab.plots.colour import contrast, is_dark, shade
 from residua.lab.plots.heat import _root_ticks
 from residua.lab.plots.notebook import comparison_html
+from residua.lab.plots.parted import by_size
 from residua.lab.plots.rows import Mark, drawn
+from residua.lab.plots.standalone import listed
+from residua.lab.plots.style import styles
 from tests.figures.synthetic import write_comparison
 
 
@@ -63,6 +67,56 @@ def test_rows_are_drawn_to_scale_and_say_their_words():
     assert (bar.get("x1"), bar.get("x2")) == ("2.00%", "50.00%")
     assert axis.get("aria-hidden") == "true"
     assert drawn([], (0, 1), 0, str, "t") == ""
+
+
+def test_rows_are_parted_by_their_size():
+    labels = {1: "delta | swa,attn,mlp | 16x8", 2: "delta | attn,mlp | 2x8", 3: "standard | swa,attn,mlp | 2x8"}
+    assert list(by_size(labels).items()) == [
+        ("2x8", {2: "delta | attn,mlp", 3: "standard | swa,attn,mlp"}),
+        ("16x8", {1: "delta | swa,attn,mlp"}),
+    ]
+    for whole in ({1: "delta", 2: "standard | 2x8"}, {1: "delta | 2x8", 2: "standard | 2x8"}, {}):
+        assert by_size(whole) == {"": whole}
+
+
+def sized(*sizes):
+    """Data of two designs at some sizes, one of which has the baseline alone."""
+    rows = [(name, size) for size in sizes for name in ("standard", "delta") if (name, size) != ("delta", "8x8")]
+    slugs = {f"{name}-{size}": f"{name} | {size}" for name, size in rows}
+    band = {"mean": [3.0, 2.0, 1.0], "low": [2.9, 1.9, 0.9], "high": [3.1, 2.1, 1.1]}
+    site = {"sites": ["l0_attn", "head"], "position": [0, 1], "deep": [False, True], "max_weight": [0.5, 0.7]}
+    point = {"speed": 1.0, "memory": 1.0, "bits_per_byte": {"mean": 2.0, "low": 1.9, "high": 2.1}}
+    return {
+        "labels": slugs,
+        "curves": {slug: {"tokens": [0, 1, 2], "cpu_seconds": [0, 1, 2], "loss": band} for slug in slugs},
+        "depth": dict.fromkeys(slugs, site),
+        "quality": {slug: {**point, "baseline": f"standard-{slug.split('-')[1]}"} for slug in slugs},
+    }
+
+
+def test_a_design_looks_alike_at_every_size():
+    looks = styles(sized("2x8", "4x8"))
+    assert looks["delta-2x8"] == looks["delta-4x8"] != looks["standard-2x8"] == looks["standard-4x8"]
+
+
+def test_every_chart_shows_one_size():
+    """Its rows and no others, its name in the title; a point alone is no comparison."""
+    data = listed(sized("4x8", "2x8", "8x8"))
+    drawn = {
+        "validation loss": curve_charts(data),
+        "largest share of a read": depth_charts(data, [("max_weight", "largest share of a read")]),
+        "bits per byte and (?:speed|memory)": quality_charts(data),
+    }
+    for title, charts in drawn.items():
+        seen = [
+            (re.search(rf">{title}, (\d+x8)<", chart)[1], set(re.findall(r"<title>[a-z]+ \| (\d+x8)", chart)))
+            for chart in charts
+        ]
+        assert {size for size, _ in seen} >= {"2x8", "4x8"}
+        assert all(rows == {size} for size, rows in seen)
+    assert len(drawn["bits per byte and (?:speed|memory)"]) == 4
+    assert [each["label"] for each in designs(data)] == ["standard", "delta"]
+    assert not any(", 2x8<" in chart for chart in curve_charts(listed(sized("2x8"))))
 
 
 def test_notebook_shows_the_pictures_of_a_comparison(tmp_path):

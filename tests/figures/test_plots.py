@@ -78,6 +78,22 @@ def check_image(path: Path) -> None:
     assert (pixels.min(-1) < 0.5).mean() > 0.002, f"{path.name} has no ink"
 
 
+def test_every_size_has_a_row_of_panels():
+    """With the curves of its own rows, and one legend for all of them."""
+    data = many(4, 2)
+    data["labels"] = dict(zip(data["labels"], ("a | 2x8", "b | 2x8", "a | 4x8", "b | 4x8"), strict=True))
+    data["quality"]["series-2"]["baseline"] = "series-2"
+    for axis in ("tokens", "cpu_seconds"):
+        figure = lines.curves(data, axis, axis, enlarged=0.5)
+        assert [len(axes.lines) - (axis == "cpu_seconds") * (place % 2) for place, axes in enumerate(figure.axes)] == [
+            2
+        ] * 4
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+        assert [each.get_text() for axes in figure.axes for each in axes.texts] == ["2x8", "4x8"]
+    assert len(lines.over_depth(data, {"max_weight": "w", "normalised_entropy": "e"}, shares=True).axes) == 4
+    assert [len(axes.collections) for axes in lines.quality(data).axes] == [2] * 4
+
+
 def test_draw_writes_every_plot_twice(drawn):
     assert {path.name for path in drawn.iterdir()} == {f"{name}.{kind}" for name in EVERY for kind in ("png", "svg")}
 

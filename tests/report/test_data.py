@@ -218,7 +218,8 @@ def test_missing_checkpoints_are_said_and_the_rest_is_shown(compared, tmp_path):
     assert found["routing"][-1]["means"]["mean"][0]
     assert str(tmp_path) not in render(found), "a page names no path of this machine"
     without = gather(copied, checkpoints=False)
-    assert "--no-checkpoints" in without["absent"]["tokens"]
+    said = "The models were not loaded, as with --records and --no-checkpoints."
+    assert without["absent"]["tokens"] == said, "once, and not for every row"
 
 
 def test_results_that_are_not_those_of_the_runs_are_not_shown(compared, tmp_path):

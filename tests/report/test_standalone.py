@@ -11,6 +11,7 @@ import pytest
 
 from residua.lab import figures
 from residua.lab.compare import read_series
+from residua.lab.plots.charts import designs
 from residua.lab.plots.sizes import size_charts
 from residua.lab.plots.standalone import listed, pictures
 from tests.figures.synthetic import write_comparison
@@ -62,8 +63,8 @@ def test_a_design_has_one_line_over_its_sizes():
         "depth": {slug: plain if slug.startswith("standard") else deep for slug in slugs},
     }
     figures["curves"] = {}
-    (loss, shares), series = size_charts(listed(figures))
-    assert [each["label"] for each in series] == ["standard", "delta", "mudd"]
+    loss, shares = size_charts(listed(figures))
+    assert [each["label"] for each in designs(listed(figures))] == ["standard", "delta", "mudd"]
     places = [re.findall(r'class="tick middle" x="([\d.]+)"[^>]*>(\d+x\d+)', chart) for chart in (loss, shares)]
     assert [[name for _, name in one] for one in places] == 2 * [["2x32", "8x16", "16x16"]]
     assert re.findall(r"<title>(.*?)</title>", loss) == ["standard", "delta", "mudd"]
@@ -72,7 +73,7 @@ def test_a_design_has_one_line_over_its_sizes():
     assert [line.count("L") + 1 for line in lines] == [3, 2]
     assert {point.split()[1] for point in lines[0][1:].split("L")} == {"136.4"}, "0.4 of the height"
     for labels in ({slug: f"{name} | 8x16" for slug, name in slugs.items()}, {slug: slug for slug in slugs}):
-        assert size_charts(listed({**figures, "labels": labels})) == ([], [])
+        assert size_charts(listed({**figures, "labels": labels})) == []
 
 
 def test_labels_are_escaped(drawn):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from residua.lab.common.files import Record
 from residua.lab.plots import svg
+from residua.lab.plots.parted import by_size
 from residua.lab.plots.style import points_over_depth
 
 MEASURED = {
@@ -36,13 +37,15 @@ def measured_in(data: Record) -> list[tuple[str, str]]:
 def curve_charts(data: Record) -> list[str]:
     """Loss against tokens and against processor time, from the second validation on: the first is of no model."""
     charts = []
-    for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
-        lines = []
-        for place, curve in enumerate(data["curves"]):
-            start = 1 if len(curve["tokens"]) > 2 else 0
-            loss = [curve["loss"][part][start:] for part in ("mean", "low", "high")]
-            lines.append(svg.Line(*named(data, place), curve[key][start:], *loss))
-        charts.append(svg.lines(svg.Chart("validation loss", title, lines)))
+    for size, places in by_size(labels(data)).items():
+        for key, title in (("tokens", "training tokens"), ("cpu_seconds", "processor seconds")):
+            lines = []
+            for place in places:
+                curve = data["curves"][place]
+                start = 1 if len(curve["tokens"]) > 2 else 0
+                loss = [curve["loss"][part][start:] for part in ("mean", "low", "high")]
+                lines.append(svg.Line(*named(data, place), curve[key][start:], *loss))
+            charts.append(svg.lines(svg.Chart(titled("validation loss", size), title, lines)))
     return charts
 
 
@@ -64,21 +67,24 @@ def weight_maps(maps: Sequence[tuple[str, Record]], *, headed: bool = False) -> 
 def depth_charts(data: Record, measured: Sequence[tuple[str, str]]) -> list[str]:
     """A chart for each number over depth."""
     charts = []
-    for key, title in measured:
-        lines = [
-            svg.Line(*named(data, place), *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
-            for place, depth in enumerate(data["depth"])
-            if depth is not None and any(known(depth[key]))
-        ]
-        paper = [(data["paper"][what], f"paper, {what}") for what in ("states", "deltas") if key == "max_weight"]
-        deep = _deep_third(data["depth"], lines)
-        charts.append(svg.lines(svg.Chart(title, BLOCKS, lines, key in SHARES, deep, paper, whole=True)))
+    for size, places in by_size(labels(data)).items():
+        depths = {place: depth for place in places if (depth := data["depth"][place]) is not None}
+        for key, title in measured:
+            lines = [
+                svg.Line(*named(data, place), *points_over_depth(depth, key), dots=len(depth["sites"]) <= 40)
+                for place, depth in depths.items()
+                if any(known(depth[key]))
+            ]
+            paper = [(data["paper"][what], f"paper, {what}") for what in ("states", "deltas") if key == "max_weight"]
+            deep = _deep_third([*depths.values()], lines)
+            chart = svg.Chart(titled(title, size), BLOCKS, lines, key in SHARES, deep, paper, whole=True)
+            charts.append(svg.lines(chart))
     return charts
 
 
-def _deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
+def _deep_third(depths: Sequence[Record], lines: Sequence[svg.Line]) -> tuple[float, float] | None:
     """Where the last third of the blocks begins and ends among what is drawn, if all series agree."""
-    begins = {depth["position"][depth["deep"].index(True)] for depth in depths if depth and True in depth["deep"]}
+    begins = {depth["position"][depth["deep"].index(True)] for depth in depths if True in depth["deep"]}
     xs = [x for line in lines for x in line.xs]
     if len(begins) != 1 or not xs:
         return None
@@ -89,16 +95,36 @@ def _deep_third(depths: Sequence[Record | None], lines: Sequence[svg.Line]) -> t
 def quality_charts(data: Record) -> list[str]:
     """Bits per byte against speed and memory over the baseline's."""
     charts = []
-    for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
-        rows = [
-            (*named(data, place), quality[key], quality["bits_per_byte"])
-            for place, quality in enumerate(data["quality"])
-            if quality is not None and quality[key] is not None
-        ]
-        if len(rows) > 1:
-            better = "right is faster" if key == "speed" else "left is smaller"
-            charts.append(svg.points(rows, f"{key}, times the baseline's ({better})", "bits per byte", title))
+    for size, places in by_size(labels(data)).items():
+        for key, title in (("speed", "bits per byte and speed"), ("memory", "bits per byte and memory")):
+            rows = [
+                (*named(data, place), quality[key], quality["bits_per_byte"])
+                for place in places
+                if (quality := data["quality"][place]) is not None and quality[key] is not None
+            ]
+            if len(rows) > 1:
+                better = f"{key}, times the baseline's ({'right is faster' if key == 'speed' else 'left is smaller'})"
+                charts.append(svg.points(rows, better, "bits per byte", titled(title, size)))
     return charts
+
+
+def designs(data: Record) -> list[Record]:
+    """The series as a legend takes them: one of every name, where the same look stands for it at every size."""
+    found: dict[str, Record] = {}
+    for places in by_size(labels(data)).values():
+        for place, name in places.items():
+            found.setdefault(name, {**data["series"][place], "label": name})
+    return list(found.values())
+
+
+def labels(data: Record) -> dict[int, str]:
+    """The label of every series, by its place."""
+    return {place: each["label"] for place, each in enumerate(data["series"])}
+
+
+def titled(title: str, size: str) -> str:
+    """The title of a chart that shows one size of several."""
+    return f"{title}, {size}" if size else title
 
 
 def named(data: Record, place: int) -> tuple[str, str]:

@@ -22,32 +22,35 @@ DOTTED = 40
 
 def curves(figures: Figures, axis: str, title: str, *, enlarged: float) -> Figure:
     """Once from the start, and once from that share of the shortest series on, with a scale of its own."""
-    figure, (whole, end) = panels(figures, 2, shown_as="-")
-    curves = figures["curves"]
-    lasts = [curve[axis][-1] for curve in curves.values()]
-    starts = enlarged * min(lasts)
-    seen: list[float] = []
-    for slug, style in styles(figures).items():
-        x, loss = curves[slug][axis], curves[slug]["loss"]
+    figure, drawn = panels(figures, 2, shown_as="-")
+    every, uneven = styles(figures), False
+    for slugs, (whole, end) in drawn:
+        curves = {slug: figures["curves"][slug] for slug in slugs}
+        lasts = [curve[axis][-1] for curve in curves.values()]
+        starts = enlarged * min(lasts)
+        seen: list[float] = []
+        for slug, curve in curves.items():
+            style, x, loss = every[slug], curve[axis], curve["loss"]
+            for axes in (whole, end):
+                axes.plot(x, loss["mean"], color=style.colour, linestyle=style.dash)
+                axes.fill_between(x, loss["low"], loss["high"], color=style.colour, alpha=0.18, linewidth=0)
+            for edge in (loss["low"], loss["high"]):
+                seen += [float(np.interp(starts, x, edge)), *(y for at, y in zip(x, edge, strict=True) if at >= starts)]
+        room = 0.04 * (max(seen) - min(seen)) or 0.01
+        end.set_ylim(min(seen) - room, max(seen) + room)
+        if max(lasts) > starts:
+            end.set_xlim(starts, max(lasts))
+        if min(lasts) < max(lasts):
+            end.axvline(min(lasts), color=GREY, linewidth=0.8, zorder=1)
+            uneven = True
+        whole.set_title("whole run")
+        end.set_title("the end of it, enlarged")
         for axes in (whole, end):
-            axes.plot(x, loss["mean"], color=style.colour, linestyle=style.dash)
-            axes.fill_between(x, loss["low"], loss["high"], color=style.colour, alpha=0.18, linewidth=0)
-        for edge in (loss["low"], loss["high"]):
-            seen += [float(np.interp(starts, x, edge)), *(y for at, y in zip(x, edge, strict=True) if at >= starts)]
-    room = 0.04 * (max(seen) - min(seen)) or 0.01
-    end.set_ylim(min(seen) - room, max(seen) + room)
-    if max(lasts) > starts:
-        end.set_xlim(starts, max(lasts))
+            axes.set_xlabel(title)
+            axes.xaxis.set_major_formatter(lambda x, _: short(x))
+        whole.set_ylabel("validation loss (nats per token)")
     said = [f"Line: mean over seeds. Band: {figures['band']}."] if max(figures["seeds"].values()) > 1 else []
-    if min(lasts) < max(lasts):
-        end.axvline(min(lasts), color=GREY, linewidth=0.8, zorder=1)
-        said.append("Grey line: the first one is done, the others are in mid-schedule.")
-    whole.set_title("whole run")
-    end.set_title("the end of it, enlarged")
-    for axes in (whole, end):
-        axes.set_xlabel(title)
-        axes.xaxis.set_major_formatter(lambda x, _: short(x))
-    whole.set_ylabel("validation loss (nats per token)")
+    said += ["Grey line: the first one is done, the others are in mid-schedule."] if uneven else []
     note(figure, figures, " ".join(said))
     return figure
 
@@ -61,9 +64,10 @@ def over_depth(figures: Figures, titles: Mapping[str, str], *, shares: bool) -> 
     ]
     figure, drawn = panels(figures, len(titles), only=present)
     every, marked = styles(figures), False
-    for axes, (key, title) in zip(drawn, titles.items(), strict=True):
+    cells = [(slugs, *one) for slugs, axes in drawn for one in zip(axes, titles.items(), strict=True)]
+    for slugs, axes, (key, title) in cells:
         values: list[float] = []
-        for slug in present:
+        for slug in slugs:
             x, y = points_over_depth(figures["depth"][slug], key)
             style = every[slug]
             size = 3 if len(x) <= DOTTED else 0
@@ -82,7 +86,7 @@ def over_depth(figures: Figures, titles: Mapping[str, str], *, shares: bool) -> 
             axes.yaxis.set_minor_formatter("")
         else:
             axes.set_ylim(bottom=0)
-        marked = _mark_deep_third(axes, [figures["depth"][slug] for slug in present])
+        marked = _mark_deep_third(axes, [figures["depth"][slug] for slug in slugs])
     said = ["Grey: the deep third."] if marked else []
     said += ["Sites without a choice of sources are left out."] if shares else []
     note(figure, figures, " ".join([*said, "Mean over seeds."] if max(figures["seeds"].values()) > 1 else said))
@@ -93,10 +97,12 @@ def quality(figures: Figures) -> Figure:
     """A point for each series, with a bar for its seeds."""
     figure, drawn = panels(figures, 2, share_y=True, shown_as="o")
     costs = {"speed": "speed (right is faster)", "memory": "peak memory (left is smaller)"}
-    for axes, (key, title) in zip(drawn, costs.items(), strict=True):
+    every = styles(figures)
+    cells = [(slugs, *one) for slugs, axes in drawn for one in zip(axes, costs.items(), strict=True)]
+    for slugs, axes, (key, title) in cells:
         axes.axvline(1, color="#bbbbbb", linewidth=0.8)
-        for slug, style in styles(figures).items():
-            point = figures["quality"][slug]
+        for slug in slugs:
+            style, point = every[slug], figures["quality"][slug]
             if point[key] is None:
                 continue
             bits = point["bits_per_byte"]
@@ -106,7 +112,8 @@ def quality(figures: Figures) -> Figure:
         axes.set_xlabel("times the baseline's")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}x")
         axes.margins(0.12)
-    drawn[0].set_ylabel("bits per byte (lower is better)")
+    for _, (first, *_) in drawn:
+        first.set_ylabel("bits per byte (lower is better)")
     band = f"Bar: {figures['band']}. " if max(figures["seeds"].values()) > 1 else ""
     note(figure, figures, f"{band}Speed: training tokens per processor second.")
     return figure

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from residua.lab.common.files import Record
 from residua.lab.plots import rows, svg
-from residua.lab.plots.charts import curve_charts, depth_charts, measured_in, named, weight_maps
+from residua.lab.plots.charts import curve_charts, depth_charts, designs, measured_in, named, weight_maps
 from residua.lab.plots.standalone import DEPTH, legend, listed
 from residua.lab.plots.style import Figures
 
@@ -38,7 +38,7 @@ def comparison_html(figures: Figures, differences: Sequence[tuple[str, Record]])
     maps = [(figures["labels"][slug], each) for slug, each in figures["routing"].items()]
     measured = [one for one in measured_in(data) if one[0] in DEPTH]
     panels = [*curve_charts(data), *weight_maps(maps, headed=True), *depth_charts(data, measured)]
-    names = legend(data["series"], 900)
+    names = legend(designs(data), 900)
     shown = "".join(f'<div class="panel">{panel}</div>' for panel in panels if panel)
     keys = f'<svg class="figure" width="932" viewBox="0 0 932 {names[1] + 16:.0f}" aria-hidden="true">{names[0]}</svg>'
     return piece(forest, keys, f'<div class="panels">{shown}</div>')

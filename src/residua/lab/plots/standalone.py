@@ -12,7 +12,15 @@ from html import escape
 
 from residua.lab.common.files import Record, Values
 from residua.lab.plots import svg
-from residua.lab.plots.charts import PAPER, curve_charts, depth_charts, measured_in, quality_charts, weight_maps
+from residua.lab.plots.charts import (
+    PAPER,
+    curve_charts,
+    depth_charts,
+    designs,
+    measured_in,
+    quality_charts,
+    weight_maps,
+)
 from residua.lab.plots.sizes import size_charts
 from residua.lab.plots.style import look_of
 
@@ -27,11 +35,11 @@ def pictures(figures: Record) -> dict[str, str]:
     maps = [(figures["labels"][slug], each) for slug, each in figures["routing"].items()]
     maps.sort(key=lambda one: one[1]["signed"])
     found = {
-        "curves": sheet(curve_charts(data), data["series"], 2),
+        "curves": sheet(curve_charts(data), designs(data), 2),
         "routing": sheet(weight_maps(maps, headed=True), [], 3),
-        "depth": sheet(depth_charts(data, measured), data["series"], 3),
-        "quality": sheet(quality_charts(data), data["series"], 2),
-        "sizes": sheet(*size_charts(data), 2),
+        "depth": sheet(depth_charts(data, measured), designs(data), 3),
+        "quality": sheet(quality_charts(data), designs(data), 2),
+        "sizes": sheet(size_charts(data), designs(data), 2),
     }
     return {name: text for name, text in found.items() if text}
 

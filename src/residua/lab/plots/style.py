@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from residua.lab.common.files import Record
+from residua.lab.plots.parted import by_size
 
 Figures = Record
 """What `residua.lab.figures.collect` gives."""
@@ -73,18 +74,22 @@ class Style:
 
 
 def styles(figures: Figures) -> dict[str, Style]:
-    """The look of every series, by slug."""
-    found, baselines = {}, {each["baseline"] for each in figures["quality"].values()}
+    """The look of every series, by slug; a design looks the same at every size."""
+    baselines = {each["baseline"] for each in figures["quality"].values()}
+    found: dict[str, Style] = {}
     black = others = 0
-    for slug in figures["labels"]:
+    names = {slug: name for rows in by_size(figures["labels"]).values() for slug, name in rows.items()}
+    for slug, name in names.items():
+        if name in found:
+            continue
         if slug in baselines:
-            found[slug] = Style(OKABE_ITO["black"], DASHES[black % len(DASHES)], MARKERS[black % len(MARKERS)])
+            found[name] = Style(OKABE_ITO["black"], DASHES[black % len(DASHES)], MARKERS[black % len(MARKERS)])
             black += 1
         else:
             turn, colour = divmod(others, len(CYCLE))
-            found[slug] = Style(OKABE_ITO[CYCLE[colour]], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
+            found[name] = Style(OKABE_ITO[CYCLE[colour]], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)])
             others += 1
-    return found
+    return {slug: found[name] for slug, name in names.items()}
 
 
 def look_of(figures: Figures, slug: str) -> dict[str, Any]:

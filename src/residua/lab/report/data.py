@@ -21,6 +21,7 @@ from residua.lab.compare.series import read_series
 from residua.lab.diagnose import Ablation
 from residua.lab.plots.charts import PAPER
 from residua.lab.plots.colour import DIVERGING, SEQUENTIAL
+from residua.lab.plots.parted import by_size
 from residua.lab.plots.style import look_of
 from residua.lab.report import explorer as explorers
 from residua.lab.report import extra
@@ -128,6 +129,11 @@ def page_data(
         for each in shown
         if each.slug in drawn["routing"]
     }
+    sizes = {
+        slug: (size, name)
+        for size, rows in by_size({each.slug: each.label for each in shown}).items()
+        for slug, name in rows.items()
+    }
     said = explorers.bound(routes) + explorers.pack(routes, {slug: found.looks for slug, found in looked.items()})
     return {
         **others,
@@ -137,7 +143,7 @@ def page_data(
         "colours": {"sequential": SEQUENTIAL, "diverging": DIVERGING},
         "series": [
             {"label": visible(each.label), **look_of(drawn, each.slug), "seeds": [seed.seed for seed in each.seeds],
-             "baseline": each.slug == each.baseline}
+             "baseline": each.slug == each.baseline, "size": sizes[each.slug][0], "name": visible(sizes[each.slug][1])}
             for each in shown
         ],
         "depth": [_depth(drawn, each.slug, looked[each.slug].looks) for each in shown],
@@ -174,7 +180,7 @@ def checked(data: Values, absent: Mapping[str, str]) -> Values:
 def _look(series: Series, prompt: str, wanted: bool, ablate: bool, tell: Progress) -> Looked:
     nothing: list[Look | None] = [None] * len(series.seeds)
     if not wanted:
-        return Looked(None, nothing, "the checkpoints were not asked for (--no-checkpoints)")
+        return Looked(None, nothing, "the models were not loaded, as with --records and --no-checkpoints")
     try:
         found: list[Look] = []
         tokens = None
@@ -278,8 +284,13 @@ def _axes(route: Record | None, routing: Record | None, looks: Sequence[Look | N
 def _absent(data: Record, shown: Sequence[Series], looked: Mapping[str, Looked], ablate: bool) -> dict[str, str]:
     """Views without data, and why."""
     said: dict[str, str] = {}
-    reasons = sorted({f"{each.label}: {looked[each.slug].reason}" for each in shown if looked[each.slug].reason})
-    because = "; ".join(reasons)
+    reasons: dict[str, list[str]] = {}
+    for each in shown:
+        if reason := looked[each.slug].reason:
+            reasons.setdefault(reason, []).append(each.label)
+    because = "; ".join(f"{', '.join(labels)}: {reason}" for reason, labels in reasons.items())
+    if len(reasons) == 1 and len(next(iter(reasons.values()))) == len(shown):
+        because = f"{next(iter(reasons)).capitalize()}."
     if not any(data["routing"]):
         said["routing"] = because or "No design here mixes sources: there are no weights to show."
     if not any(each and each["tokens"] for each in data["routing"]):

@@ -50,8 +50,8 @@ VIEWS = {
             ("a / b", "in the routing columns: over all sublayers / over the last third of the blocks"),
         ),
         "The table of residua compare, in groups: significantly better than the baseline, not significantly "
-        "different, significantly worse. A group is sorted by loss, which means nothing where the differences are "
-        "noise. Below, the differences from the baseline with their intervals, and in words.",
+        "different, significantly worse. A group is sorted by size and loss, which means nothing where the differences "
+        "are noise. Below, the differences from the baseline with their intervals, and in words.",
     ),
     "curves": View(
         "Curves",

@@ -23,6 +23,7 @@ from residua.lab.plots.charts import (
     SHARES,
     curve_charts,
     depth_charts,
+    designs,
     known,
     measured_in,
     named,
@@ -61,7 +62,6 @@ def render(data: Record) -> str:
     )
     views = _views(data)
     measured = measured_in(data)
-    sizes, lines = size_charts(data)
     return environment.get_template("page.html.jinja").render(
         data=data,
         policy=policy,
@@ -71,10 +71,11 @@ def render(data: Record) -> str:
         views=views,
         version=__version__,
         styles=[svg.style(each) for each in data["series"]],
+        designs=[{"style": svg.style(each), "label": each["label"]} for each in designs(data)],
         starts={0, *accumulate(len(group["columns"]) for group in (data["summary"] or {"groups": ()})["groups"])},
         figures={
             "forest": _forest(data),
-            "sizes": {"charts": sizes, "lines": [(svg.style(each), each["label"]) for each in lines]},
+            "sizes": size_charts(data),
             "curves": curve_charts(data) if data["curves"] else [],
             "routing": _maps(data),
             "depth": depth_charts(data, measured),

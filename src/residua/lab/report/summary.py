@@ -43,7 +43,10 @@ def summary(comparison: Path | None, shown: Sequence[Series], drawn: Record) -> 
     # a column that `residua compare` gains is shown before this file knows of it
     folded = [name for name in cells if name not in known]
     places = {each.label: place for place, each in enumerate(shown)}
-    rows = sorted(results["rows"], key=lambda row: (ORDER.index(_group(row)), row["loss"]["mean"]))
+    sizes = list(dict.fromkeys(row["size"] for row in results["rows"]))  # losses of two sizes are no contest
+    rows = sorted(
+        results["rows"], key=lambda row: (ORDER.index(_group(row)), sizes.index(row["size"]), row["loss"]["mean"])
+    )
     return {
         "groups": [
             {"title": title, "columns": [PLAIN.get(name, name) for name in names]}

@@ -31,7 +31,7 @@ function lineChart(options) {
 
   function drawChart() {
     const wanted = options();
-    const lines = wanted.lines.filter((line) => !hidden.has(line.series) && line.xs.length);
+    const lines = wanted.lines.filter((line) => !isHidden(line.series) && line.xs.length);
     const width = Math.max(240, node.clientWidth);
     const height = wanted.height || 250;
     const svg = draw("svg", { class: "figure", viewBox: `0 0 ${width} ${height}`, width, height, tabindex: 0,

@@ -42,14 +42,12 @@ function shortText(value) {
 const clipped = (name, most) => (name.length <= most ? name : `${name.slice(0, most - 1)}\u2026`);
 const styleOf = (place) => `c-${data.series[place].colour} d${data.series[place].dash}`;
 
-function label(place) {
+function swatch(place) {
   const line = draw("path", { class: "line", d: "M0 5H24" });
-  return [
-    draw("svg", { class: "swatch figure", viewBox: "0 0 24 10", "aria-hidden": "true" },
-      draw("g", { class: styleOf(place) }, line)),
-    el("bdi", {}, data.series[place].label),
-  ];
+  return draw("svg", { class: "swatch figure", viewBox: "0 0 24 10", "aria-hidden": "true" },
+    draw("g", { class: styleOf(place) }, line));
 }
+const label = (place) => [swatch(place), el("bdi", {}, data.series[place].label)];
 
 // The scales of colour.py, on square roots: the many small weights show beside the few large ones.
 const stops = Object.fromEntries(
@@ -138,19 +136,36 @@ function drawEverything() {
 }
 addEventListener("beforeprint", drawEverything);
 
-const hidden = new Set();
+// A comparison over several sizes is shown one size at a time, at first the last of those that have most rows: the rows
+// of a design look alike at all of them, and one key hides them all. Every legend says the same.
+const sizes = [...new Set(data.series.map((series) => series.size))];
+const rowsOf = (one) => data.series.filter((series) => series.size === one).length;
+let size = sizes.reduce((best, one) => (rowsOf(one) >= rowsOf(best) ? one : best));
+const keyOf = (place) => (sizes.length > 1 ? data.series.findIndex((series) => series.name === data.series[place].name) : place);
+const off = new Set();
+const ofSize = (place) => data.series[place].size === size;
+const isHidden = (place) => !ofSize(place) || off.has(keyOf(place));
+function showSize() {
+  for (const node of document.querySelectorAll("select.size")) node.value = size;
+  for (const node of document.querySelectorAll("[data-size]")) node.hidden = node.dataset.size !== size;
+  redrawAll();
+}
 function legend() {
-  const keys = data.series.map((series, place) => {
-    const button = el("button", { type: "button", "aria-pressed": String(!hidden.has(place)), "data-series": place,
+  const keys = [...new Set(data.series.map((_, place) => keyOf(place)))].map((key) =>
+    el("button", { type: "button", "aria-pressed": String(!off.has(key)), "data-series": key,
       onclick() {
-        if (!hidden.delete(place)) hidden.add(place);
-        for (const twin of document.querySelectorAll(`.keys [data-series="${place}"]`))
-          twin.setAttribute("aria-pressed", String(!hidden.has(place)));
+        if (!off.delete(key)) off.add(key);
+        for (const twin of document.querySelectorAll(`.keys [data-series="${key}"]`))
+          twin.setAttribute("aria-pressed", String(!off.has(key)));
         redrawAll();
-      } }, label(place));
-    return button;
-  });
-  return el("div", { class: "keys", role: "group", "aria-label": "Show or hide a series" }, keys);
+      } }, swatch(key), el("bdi", {}, data.series[key].name)));
+  const group = el("div", { class: "keys", role: "group", "aria-label": "Show or hide a series" }, keys);
+  if (sizes.length > 1) {
+    const node = el("select", { class: "size", onchange() { size = node.value; showSize(); } },
+      sizes.map((each) => el("option", { value: each, selected: each === size }, each)));
+    group.prepend(el("label", {}, "Size", node));
+  }
+  return group;
 }
 
 function select(id, title, options, chosen, change) {

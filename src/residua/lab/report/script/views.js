@@ -4,9 +4,10 @@ function curves(mount) {
   const state = { x: "tokens", y: "loss", log: false, from: 10 };
   const titles = { tokens: "training tokens", cpu_seconds: "processor seconds", loss: "validation loss", bits_per_byte: "bits per byte" };
   const options = () => {
-    const last = Math.max(...data.curves.map((curve) => curve[state.x][curve[state.x].length - 1]));
+    const curves = data.curves.map((curve, series) => ({ curve, series })).filter(({ series }) => ofSize(series));
+    const last = Math.max(...curves.map(({ curve }) => curve[state.x][curve[state.x].length - 1]));
     const start = (state.from / 100) * last;
-    const lines = data.curves.map((curve, series) => {
+    const lines = curves.map(({ curve, series }) => {
       const first = Math.max(0, Math.min(curve[state.x].findIndex((x) => x >= start), curve[state.x].length - 2));
       const part = (values) => values.slice(first);
       const y = curve[state.y];
@@ -37,12 +38,12 @@ function depth(mount) {
     const lines = data.depth.map((each, series) => {
       const places = each ? each.sites.map((_, place) => place).filter((place) => known(each[key][place])) : [];
       return { series, xs: places.map((place) => each.position[place]), ys: places.map((place) => each[key][place]) };
-    }).filter((line) => line.xs.length);
-    const drawn = data.depth.filter((each) => each);
+    }).filter((line) => line.xs.length && ofSize(line.series));
+    const drawn = data.depth.filter((each, series) => each && ofSize(series));
     const begins = new Set(drawn.map((each) => each.position[each.deep.indexOf(true)]));
     const ends = Math.max(...drawn.map((each) => each.position[each.position.length - 1]));
     const sites = drawn[0];
-    return { title, xTitle: "Transformer block (the head is last)", whole: true, lines, share: data.shares.includes(key), dots: drawn[0].sites.length <= 40,
+    return { title, xTitle: "Transformer block (the head is last)", whole: true, lines, share: data.shares.includes(key), dots: !sites || sites.sites.length <= 40,
       shaded: begins.size === 1 ? [[...begins][0] - 0.25, ends] : null,
       references: key === "max_weight" ? [[data.paper.states, "paper, states"], [data.paper.deltas, "paper, deltas"]] : [],
       xText: (x) => sites.sites[sites.position.indexOf(x)] || shortText(x) };
@@ -127,6 +128,7 @@ for (const [id, view] of Object.entries({ curves, routing: explorer, paths, knoc
   const mount = document.getElementById(`${id}-mount`);
   if (mount) view(mount);
 }
+showSize();
 theme(document.getElementById("theme"));
 navigation();
 (window.requestIdleCallback || setTimeout)(drawEverything);
