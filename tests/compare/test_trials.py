@@ -3,7 +3,7 @@
 import pytest
 
 from residua.lab.compare import ComparePlan, compare, run
-from residua.lab.compare.choice import choose_rates, widest_stable
+from residua.lab.compare.choice import choose_rates, conceded, widest_stable
 from residua.lab.compare.foreseen import foreseen, in_lines
 from residua.lab.compare.results import collect
 from residua.lab.compare.trials import trials
@@ -90,6 +90,21 @@ def test_table_counts_the_runs_that_were_made_and_calls_no_row_favoured_for_them
     ]  # fmt: skip
     assert not any("was tuned by" in note for note in results["notes"])
     assert widest_stable(one, tmp_path, one.variants()[0]) == (4e-3, True)
+
+
+def test_table_says_what_the_smaller_rate_may_cost(tmp_path):
+    """By the tuning seeds, of a row that has a better one; nothing is said of rows that have their best."""
+    one = plan()
+    tuned(one, tmp_path, {1e-3: [3.04, 3.02], 2e-3: [3.0, 3.0], 4e-3: [3.2]})
+    for made in one.runs(choose_rates(one, tmp_path)):
+        write_run(tmp_path / made.folder, 3.0 + made.config.seed / 10)
+    assert conceded(one, tmp_path) == {"standard": ({"lr": 2e-3}, pytest.approx(0.03))}
+    (said,) = [note for note in collect(one, tmp_path)["notes"] if "smallest" in note]
+    assert said == (
+        "Of rates within 0.05 nats of the best on the tuning seeds the smallest is taken; the best ended lower by "
+        "0.0300 for standard (0.002)."
+    )
+    assert conceded(plan(close=None), tmp_path) == {}
 
 
 def test_plan_without_it_tries_all_and_keeps_its_digest(tmp_path):

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from residua.lab.common.files import Values
 from residua.lab.compare.plan import ComparePlan, Run, Variant
-from residua.lab.compare.trials import FLAT, best_rates, by_row, losses, trials
+from residua.lab.compare.trials import FLAT, best_rates, by_row, in_question, losses, trials
 from residua.lab.compare.unfinished import untried
 from residua.lab.runs import final_loss, has_ended, rounded
 
@@ -53,6 +53,21 @@ def rateless(plan: ComparePlan, out: Path) -> set[str]:
     rates, waiting = choose_rates(plan, out), untried(plan, out)
     tuned = [(variant.label, plan.tuned_as(variant).label) for variant in plan.variants() if plan.tune.lr]
     return {label for label, at in tuned if label not in rates and at not in waiting}
+
+
+def conceded(plan: ComparePlan, out: Path) -> dict[str, tuple[Mapping[str, float], float]]:
+    """Rows that were given a smaller rate than their best, as `tune.close` has it: the best, and by how much it is."""
+    found: dict[str, tuple[Mapping[str, float], float]] = {}
+    waiting = untried(plan, out)
+    for label, runs in by_row(trials(plan, out)).items():
+        tried = losses(plan, runs, out)
+        chosen = None if label in waiting else best_rates(plan, tried)
+        if chosen is None:
+            continue
+        best = min(in_question(plan, tried), key=lambda rates: (fmean(tried[rates]), rates))
+        if best != chosen:
+            found[label] = dict(best), fmean(tried[chosen]) - fmean(tried[best])
+    return found
 
 
 def check_rule(plan: ComparePlan, out: Path, chosen: Mapping[str, Mapping[str, float]]) -> list[Values]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
-from residua.lab.common.files import Record, Values, versions
-from residua.lab.common.stats import ALPHA, FEWEST, Difference, Spread, holm, paired, spread
-from residua.lab.common.tables import rates as shown_rates
-from residua.lab.compare import ladder, unfinished
+from residua.lab.common.files import Values, versions
+from residua.lab.common.stats import ALPHA, FEWEST, holm, paired, spread
+from residua.lab.compare import ladder, notes, unfinished
 from residua.lab.compare.choice import choose_rates, rateless, reported, widest_stable
 from residua.lab.compare.ladder import Ladder
 from residua.lab.compare.plan import ComparePlan, Run
+from residua.lab.compare.row import Broken, Row
 from residua.lab.compare.series import of_comparison
 from residua.lab.compare.table import to_html
 from residua.lab.compare.trials import trials
@@ -24,8 +24,6 @@ from residua.lab.compare.verdict import in_words
 from residua.lab.runs import FinishedRun, Series, divergence, final_loss, has_ended, read_updates
 
 FORMAT = 1
-Broken = Record
-"""A run that diverged: its folder, row and rate, and the step, site and message of the break."""
 
 
 class Results(Values):
@@ -46,59 +44,6 @@ class Results(Values):
             if row["difference"] is not None
         ]
         return to_html(self) + comparison_html(figures.collect(self.series), gaps)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One design in one layout at one size."""
-
-    label: str
-    design: str
-    layout: str
-    size: str
-    baseline: bool
-    parameters: int
-    stream_parameters: int
-    mlp_width: int
-    rates: Mapping[str, float]
-    trials: int
-    """Tuning runs that chose the rates."""
-    edge: bool
-    """The chosen rate is the smallest or largest of its grid: a better one may lie outside."""
-    loss: Spread
-    perplexity: Spread
-    bits_per_byte: Spread
-    difference: Difference | None
-    """Of the validation loss from the baseline's; None for the baseline itself."""
-    loss_at_equal_time: Spread | None
-    """None where the runs of the table were made on several kinds of hardware."""
-    speed: float | None
-    """Tokens per processor second, over the baseline's; None where a clock did not move."""
-    memory: float | None
-    """Peak memory over the baseline's; both only of seeds on hardware of one kind."""
-    hardware: str
-    """What its seeds ran on, every kind once; empty where the runs do not say."""
-    build: str
-    """The torch and the kernels that its seeds were made with, every build once; empty where the runs do not say."""
-    gradient_norm: float | None
-    """The largest of any update of any seed, before clipping; None where the runs do not say."""
-    spikes: int
-    """Loss spikes over all seeds, as `lab.updates` counts them."""
-    stable_rate: Mapping[str, float | bool] | None
-    """The largest learning rate up to which every rate of the grid is stable; `open`: the grid ends there."""
-    adjusted: float | None
-    """The p-value of the difference, corrected for all rows of the table and for every look; None for a baseline."""
-    speedup: Mapping[str, Record | None] | None
-    """Effective speedup per token and per processor second; None for a baseline, and where there is no ladder."""
-    routing: Mapping[str, float | None]
-    """Means over seeds and sites; `deep_` those of the last third of the network."""
-
-    def to_json(self) -> Values:
-        """Plain values, with the verdict that the interval gives."""
-        values = asdict(self)
-        if self.difference is not None:
-            values["difference"]["significant"] = None if self.adjusted is None else self.adjusted <= ALPHA
-        return values
 
 
 def collect(
@@ -180,11 +125,12 @@ def collect(
         diverged=[*untuned, *failed],
         notes=[
             *([] if left is None else [unfinished.note(plan, left)]),
-            *notes(plan, rows, len(fingerprints)),
+            *notes.of_the_table(plan, rows, len(fingerprints)),
+            *notes.smaller_rates(plan, out),
             *ladder.notes(laddered),
             *([] if plan.until is None else [plan.until.note(len(plan.seeds), widest_half(shown))]),
-            *_passes(series),
-            *_breaks(plan, lost, untuned, failed),
+            *notes.repeated_text(series),
+            *notes.breaks(plan, lost, untuned, failed),
         ],
         statistics=_statistics(plan, rows, owed),
         **({} if laddered is None else {"ladder": laddered}),
@@ -231,12 +177,6 @@ def _check_batches(series: Iterable[Series]) -> None:
 def _seen(run: FinishedRun) -> tuple[object, ...]:
     """The batches of a run, and how many lines they come from: runs of one recipe log alike."""
     return () if run.updates is None else (run.updates["lines"], run.updates["batches"])
-
-
-def _passes(series: Sequence[Series]) -> list[str]:
-    """What is said of runs that passed their text more than twice: their losses are of text that they have seen."""
-    most = max((run.result.get("passes", 0) for each in series for run in each.seeds), default=0)
-    return [f"Runs passed their text up to {most:.1f} times: the table is of repeated text."] if most > 2 else []
 
 
 def _statistics(plan: ComparePlan, rows: Sequence[Row], owed: int) -> Values:
@@ -332,58 +272,6 @@ def _rows(
             )
         )
     return rows
-
-
-def notes(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
-    """What a reader must know before believing the table."""
-    said = []
-    if len(plan.seeds) < 3:
-        said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
-    bases = {row.size: row for row in rows if row.baseline}
-    if not plan.tune.lr and not plan.chosen:
-        said.append(
-            "One learning rate for all, not tuned: a design that likes another rate is misjudged. --lr-grid tunes each."
-        )
-    said += [
-        f"{row.label}: its rate {shown_rates(row.rates, row.stream_parameters)} is at the edge of the grid; "
-        "a better one may lie outside."
-        for row in rows
-        if row.edge
-    ]
-    grids = {variant.label: len(plan.rates(plan.tuned_as(variant))) for variant in plan.variants()}
-    said += [
-        f"{row.label} was tuned by {row.trials} runs and the baseline {bases[row.size].label} by "
-        f"{bases[row.size].trials}."
-        for row in rows
-        if grids[row.label] > grids[bases[row.size].label]
-    ]
-    kinds = sorted({kind for row in rows for kind in row.hardware.split("; ") if kind})
-    if len(kinds) > 1:
-        said.append(
-            f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): speed and memory are compared within one kind only, "
-            "and there is no equal time."
-        )
-    builds = sorted({build for row in rows for build in row.build.split("; ") if build})
-    if len(builds) > 1:
-        said.append(f"{len(builds)} builds ({'; '.join(builds)}): their sums round differently, and so may a loss.")
-    if corpora > 1:
-        said.append("FORCED: these runs saw different corpora or tokenizers; their losses do not compare.")
-    return said
-
-
-def _breaks(plan: ComparePlan, lost: Collection[str], untuned: Sequence[Broken], failed: Sequence[Broken]) -> list[str]:
-    """A sentence for every row that runs broke in: rates that are none to choose, or why it has no line."""
-    said = []
-    for label, at in ((variant.label, plan.tuned_as(variant).label) for variant in plan.variants()):
-        rates, seeds = ([one for one in broken if one["label"] == label] for broken in (untuned, failed))
-        if label in lost:
-            last = (seeds or [one for one in untuned if one["label"] == at])[-1]
-            which = last["folder"].rpartition("/")[2] if seeds else "every rate"
-            said.append(f"{label} is LEFT OUT: {which} diverged ({last['folder']}, {last['message']}).")
-        elif rates:
-            tried = ", ".join(f"{rate:g}" for rate in dict.fromkeys(one["lr"] for one in rates))
-            said.append(f"{label}: diverged while tuning at lr {tried}.")
-    return said
 
 
 def _at_edge(plan: ComparePlan, key: str, tuned: Run) -> bool:
