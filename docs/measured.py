@@ -88,6 +88,10 @@ def figure(name: str) -> str:
     return f"![{name.replace('-', ', ')}](assets/{name}.svg)" if there else ""
 
 
+ROUTED = {"max_weight": 2, "normalised_entropy": 2, "effective_sources": 1, "collapsed_share": 2}
+"""What is shown of a read, with how many digits; a read of too few sources cannot collapse."""
+
+
 def routing(name: str) -> str:
     """How sharp the reads of a comparison's deep third are."""
     file = ROOT / "results" / name / "results.json"
@@ -96,10 +100,10 @@ def routing(name: str) -> str:
     rows = [
         (
             f"<code>{row['label']}</code>",
-            f"{row['routing']['deep_max_weight']:.2f}",
-            f"{row['routing']['deep_normalised_entropy']:.2f}",
-            f"{row['routing']['deep_effective_sources']:.1f}",
-            f"{row['routing']['deep_collapsed_share']:.2f}",
+            *(
+                "-" if (value := row["routing"][f"deep_{key}"]) is None else f"{value:.{digits}f}"
+                for key, digits in ROUTED.items()
+            ),
         )
         for row in json.loads(file.read_text())["rows"]
         if row["routing"]["deep_max_weight"] is not None
