@@ -205,7 +205,9 @@ class ComparePlan:
             return [{"lr": lr} for lr in rates]
         import torch
 
-        with torch.device("meta"):
+        from residua.counting.shapes import Unfilled
+
+        with torch.device("meta"), Unfilled():
             stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
         if not any(True for _ in stream.parameters()):
             return [{"lr": lr} for lr in rates]

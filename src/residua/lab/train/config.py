@@ -77,7 +77,8 @@ def _built(model: ModelConfig) -> str:
     of them says so here."""
     import torch
 
+    from residua.counting.shapes import Unfilled
     from residua.model import Transformer
 
-    with torch.device("meta"):
+    with torch.device("meta"), Unfilled():
         return Transformer(model).stream.spec
