@@ -8,7 +8,8 @@ BIN := .venv/bin
 # Two workers on one thread each, a file at a time: its tests may share a costly start, such as a launch of processes.
 # In the order of tests/conftest.py: the longest first.
 # Strict: a fallback or a skipped requirement is an error, not a shrug.
-PYTEST := RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Bytecode is kept, whatever the shell says: else both workers and every process that tests start compile all sources again.
+PYTEST := PYTHONDONTWRITEBYTECODE= RESIDUA_STRICT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
