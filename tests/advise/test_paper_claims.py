@@ -83,13 +83,29 @@ def test_halves_that_disagree_leave_it_undecided():
     assert not kept([1.0, 1.0], None)
 
 
+def test_verdict_says_which_halves_did_not_bear_it_out(tmp_path):
+    of = [replace(CLAIM, own=own) for own in ("mhc", "ddl")]
+    unsure, torn = [1.9, 1.6, 1.89, 1.9, 1.91, 2.3], [1.0, 2.01, 1.1, 2.02, 0.9, 2.0, 1.0, 2.0, 1.0, 2.0]
+    for own, losses, told in (
+        ("mhc", unsure, "not significant (p 0.40), but one half of the seeds would be"),
+        ("ddl", torn, "halves of the seeds disagree, -1.0000 and +0.0060"),
+    ):
+        folder = write(tmp_path / own, [("standard", "4x8", [2.0] * len(losses)), (own, "4x8", losses)])
+        (one,) = judge(folder, [claim for claim in of if claim.own == own])
+        assert (one.verdict, one.doubt) == ("undecided", told)
+
+
 def test_claim_about_many_is_harder_to_win(tmp_path):
     """One claim in four of the same file: its p-value is multiplied."""
     noisy = [1.9, 1.98, 1.93, 1.97]
     folder = write(tmp_path, [PLAIN, ("mhc", "4x8", noisy), ("ddl", "4x8", [2.2, 1.8, 2.1, 1.9])])
-    assert judge(folder, [CLAIM])[0].verdict == "holds"
+    (alone,) = judge(folder, [CLAIM])
+    assert (alone.verdict, alone.doubt) == ("holds", "")
     others = [replace(CLAIM, own="ddl")] * 4
-    assert judge(folder, [*others, CLAIM])[-1].verdict == "does not show"
+    among = judge(folder, [*others, CLAIM])[-1]
+    assert among.verdict == "does not show"
+    assert among.difference.high < 0  # the interval is that of the one claim: what else was weighed is said beside it
+    assert among.measured().endswith("; not significant among 5 claims (p 0.23)")
 
 
 def test_trend_is_the_slope_over_doublings(tmp_path):

@@ -68,7 +68,7 @@ class Judged:
     planned: int = 0
     """The seeds that an unfinished comparison will have; 0 of a finished one."""
     doubt: str = ""
-    """Why a difference in the loss may be one of the rates and not of the designs."""
+    """Why the verdict is not what the interval alone says: many claims, halves that disagree, rates that lost more."""
 
     def measured(self) -> str:
         """The mean difference and over how many seeds; what would measure it, or why nothing can."""
@@ -164,13 +164,15 @@ def _answered(listed: Sequence[PaperClaim], file: Path, folder: Path) -> list[Ju
         raise ValueError(f"{file} does not answer its claims: {error}") from None
     whole = [paired(each, [0.0] * len(each)) if each else None for each in gaps]
     known = [gap.p for gap in whole if gap is not None and gap.p is not None]
-    adjusted = iter(holm([*known, *(1.0 for late in waiting if late)]))
+    tests = [*known, *(1.0 for late in waiting if late)]
+    adjusted = iter(holm(tests))
     found = []
     for claim, late, lost, each, gap, count in zip(listed, waiting, broken, gaps, whole, planned, strict=True):
         if gap is None:
             one = Judged(claim=replace(claim, note=late or "a seed diverged"), verdict=_unmeasured(claim, late, lost))
         else:
-            one = replace(_judged(claim, each, gap, None if gap.p is None else next(adjusted)), planned=count)
+            one = _judged(claim, each, gap, None if gap.p is None else next(adjusted), len(tests))
+            one = replace(one, planned=count)
             if doubt := _mistuned(claim, gap, results):
                 one = replace(one, verdict="undecided", doubt=doubt)
         found.append(replace(one, source=cited(file, folder), command=results["command"]))
@@ -186,16 +188,24 @@ def _unmeasured(claim: PaperClaim, late: str, lost: set[str]) -> Verdict:
     return "holds" if (lost == {claim.own}) == (claim.expect == "higher") else "contradicted"
 
 
-def _judged(claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjusted: float | None) -> Judged:
+def _judged(claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjusted: float | None, tests: int) -> Judged:
     significant = None if adjusted is None else adjusted <= ALPHA
+    borne_out = kept(gaps, significant)
     verdict: Verdict = "does not show"
-    if not kept(gaps, significant):
+    if not borne_out:
         verdict = "undecided"
     elif significant:
         verdict = "holds" if (whole.mean < 0) == (claim.expect == "lower") else "contradicted"
     parts = halves(gaps)
     means = (fmean(parts[0]), fmean(parts[1])) if all(parts) else None
-    return Judged(claim=claim, verdict=verdict, difference=whole, halves=means)
+    doubt = ""
+    if significant and not borne_out and means is not None:
+        doubt = f"halves of the seeds disagree, {means[0]:+.4f} and {means[1]:+.4f}"
+    elif significant is False and (whole.significant or not borne_out):
+        among = f" among {tests} claims" if tests > 1 else ""
+        half = "" if borne_out else ", but one half of the seeds would be"
+        doubt = f"not significant{among} (p {adjusted:.2f}){half}"
+    return Judged(claim=claim, verdict=verdict, difference=whole, halves=means, doubt=doubt)
 
 
 def _mistuned(claim: PaperClaim, gap: Difference, results: Record) -> str:
