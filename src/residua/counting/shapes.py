@@ -7,7 +7,8 @@ billions of parameters calls ten thousand of them. What is not in the table is r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 import torch
@@ -37,8 +38,18 @@ def made(name: str, func: Function, args: Arguments, kwargs: Keywords) -> object
     return out.requires_grad_(learns)
 
 
-class Unfilled(TorchFunctionMode):
-    """Parameters are made on the meta device and not filled: there is nothing to put numbers in."""
+@contextmanager
+def unfilled() -> Iterator[None]:
+    """Models that are only looked at are built on the meta device, and their parameters are not filled.
+
+    Filling them there would import torch's compiler first, which takes more than a second.
+    """
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """What fills a tensor of the meta device does nothing: there is nothing to put numbers in."""
 
     def __torch_function__(
         self, func: Function, types: object, args: Arguments = (), kwargs: Keywords | None = None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.plan import Plan, Site
 from residua.registry import build, design, names
 from residua.runner import walk
@@ -110,7 +110,7 @@ def mixers() -> list[Mixer]:
 
     found = []
     for kind in SUBLAYERS:
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             (sublayer,) = Transformer(ModelConfig(vocab=4, width=8, depth=1, heads=2, layout=kind)).sublayers()
         kept = sublayer.cache_floats(64)
         if kept:

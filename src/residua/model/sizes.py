@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from residua import ops
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.counting.walk import Walk
 from residua.model.config import ModelConfig
 from residua.model.norms import LaneNorm
@@ -74,7 +74,7 @@ class Sizes:
 
 def sizes_of(config: ModelConfig, tokens: int = 1024) -> Sizes:
     """Count a configuration at a sequence length."""
-    with torch.device("meta"), Unfilled():
+    with unfilled():
         return Sizes(Transformer(config), tokens)
 
 

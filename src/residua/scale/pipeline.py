@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.model.config import ModelConfig
 from residua.model.objective import IGNORED, token_loss
 from residua.model.transformer import Transformer
@@ -301,7 +301,7 @@ class Pipeline:
 
 
 def _on_meta(config: ModelConfig, dtype: torch.dtype, execution: Execution) -> Transformer:
-    with torch.device("meta"), Unfilled():
+    with unfilled():
         model = Transformer(config).to(dtype)
     model.execution = execution
     return model

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.lab.advise.duality import PAPER, WINDOW, Claim, claims
 from residua.lab.advise.evidence import Evidence, cited, measured, placed, result_files, results_folder, solved
 from residua.lab.advise.literature import published
@@ -190,7 +190,7 @@ def _judge(
 def _refused(design: str, layout: str, situation: Situation) -> str:
     """Why the design cannot be built for this model, or would do nothing in it; empty if it can."""
     try:
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             stream = build(design, replace(situation.target.config, layout=layout).plan)
     except ValueError as error:
         return str(error)
@@ -259,7 +259,7 @@ def _objections(
     """What rules it out, and what might."""
     against, cautions = [], []
     if situation.checkpoint:
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             starts = build(design, replace(situation.target.config, layout=layout).plan).starts
         if starts != "standard":
             how = "equals it only up to the eps of its norms" if starts == "eps" else "is another network"

@@ -203,11 +203,9 @@ class ComparePlan:
         rates = variant.size.lr or self.tune.lr
         if not self.tune.residual_lr:
             return [{"lr": lr} for lr in rates]
-        import torch
+        from residua.counting.shapes import unfilled
 
-        from residua.counting.shapes import Unfilled
-
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             stream = build(variant.design, Plan.regular(variant.size.width, variant.size.depth, variant.layout))
         if not any(True for _ in stream.parameters()):
             return [{"lr": lr} for lr in rates]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from residua import ops
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.counting.walk import Walk
 from residua.lab.cost.accounted import Accounted
 from residua.lab.cost.fused import fused
@@ -90,7 +90,7 @@ class Bill:
         build: Callable[[ModelConfig], Transformer],
         checkpointed: bool = False,
     ) -> Bill:
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             model = build(config).to(dtype)
         walk = Walk(model.parameters())
         ids = torch.empty(rows, tokens, dtype=torch.long, device="meta")

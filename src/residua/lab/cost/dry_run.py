@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.lab.common.files import Values
 from residua.lab.cost.ranks import predict_ranks
 from residua.lab.cost.timeline import Device
@@ -78,7 +78,7 @@ def _plan(
     if layout.tp > 1:
         from residua.scale.split import refuse
 
-        with torch.device("meta"), Unfilled():
+        with unfilled():
             refuse(Transformer(model), layout.tp)
     rows = config.batch * config.accumulate // layout.copies
     parts = settled.microbatches if layout.pp > 1 else config.accumulate

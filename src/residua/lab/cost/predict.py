@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from residua import ops
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.counting.walk import Walk
 from residua.lab.cost.accounted import Accounted
 from residua.lab.cost.fused import fused
@@ -88,7 +88,7 @@ def predict(
         raise ValueError(f"path is {' or '.join(PATHS)}, not {path!r}")
     if tokens < 1 or batch < 1:
         raise ValueError(f"tokens={tokens} and batch={batch} must be at least 1")
-    with torch.device("meta"), Unfilled():
+    with unfilled():
         model = build(config).to(dtype)
     walk, ids = Walk(model.parameters()), torch.empty(batch, tokens, dtype=torch.long, device="meta")
     with torch.enable_grad(), fused(walk) if path == "fused" else ops.backend("reference"), walk:

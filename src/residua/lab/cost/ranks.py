@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from residua.counting.shapes import Unfilled
+from residua.counting.shapes import unfilled
 from residua.lab.cost.bill import Bill
 from residua.lab.cost.timeline import Device, Timeline, timeline
 from residua.model.config import ModelConfig
@@ -137,7 +137,7 @@ def predict_ranks(
     stages = check(config, pp, schedule, microbatches=microbatches, rows=rows, virtual=virtual)
     parallel.check(config, parallel.ranks, context=tokens)
     bill = Bill.of(config, rows // microbatches, tokens, dtype, path, build, checkpointed)
-    with torch.device("meta"), Unfilled():
+    with unfilled():
         model = build(config).to(dtype)
     cuts = Cuts.of(model, rows // microbatches, tokens)
     plan = routes(cuts, even(config.depth, stages), looped(stages, pp), incremental=incremental)

@@ -75,10 +75,8 @@ def config_fields() -> dict[str, Field]:
 def _built(model: ModelConfig) -> str:
     """The shortest spelling of a design, from its model built without memory: a wrong design, layout or combination
     of them says so here."""
-    import torch
-
-    from residua.counting.shapes import Unfilled
+    from residua.counting.shapes import unfilled
     from residua.model import Transformer
 
-    with torch.device("meta"), Unfilled():
+    with unfilled():
         return Transformer(model).stream.spec
