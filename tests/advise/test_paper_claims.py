@@ -83,16 +83,17 @@ def test_halves_that_disagree_leave_it_undecided():
     assert not kept([1.0, 1.0], None)
 
 
-def test_verdict_says_which_halves_did_not_bear_it_out(tmp_path):
-    of = [replace(CLAIM, own=own) for own in ("mhc", "ddl")]
-    unsure, torn = [1.9, 1.6, 1.89, 1.9, 1.91, 2.3], [1.0, 2.01, 1.1, 2.02, 0.9, 2.0, 1.0, 2.0, 1.0, 2.0]
-    for own, losses, told in (
-        ("mhc", unsure, "not significant (p 0.40), but one half of the seeds would be"),
-        ("ddl", torn, "halves of the seeds disagree, -1.0000 and +0.0060"),
-    ):
-        folder = write(tmp_path / own, [("standard", "4x8", [2.0] * len(losses)), (own, "4x8", losses)])
-        (one,) = judge(folder, [claim for claim in of if claim.own == own])
-        assert (one.verdict, one.doubt) == ("undecided", told)
+@pytest.mark.parametrize(
+    ("losses", "told"),
+    [
+        ([1.9, 1.6, 1.89, 1.9, 1.91, 2.3], "not significant (p 0.40), but one half of the seeds would be"),
+        ([1.0, 2.01, 1.1, 2.02, 0.9, 2.0, 1.0, 2.0, 1.0, 2.0], "halves of the seeds disagree, -1.0000 and +0.0060"),
+    ],
+)
+def test_verdict_says_what_the_halves_did_not_bear_out(tmp_path, losses, told):
+    folder = write(tmp_path, [("standard", "4x8", [2.0] * len(losses)), ("mhc", "4x8", losses)])
+    (one,) = judge(folder, [CLAIM])
+    assert (one.verdict, one.doubt) == ("undecided", told)
 
 
 def test_claim_about_many_is_harder_to_win(tmp_path):

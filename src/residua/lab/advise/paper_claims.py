@@ -197,15 +197,28 @@ def _judged(claim: PaperClaim, gaps: Sequence[float], whole: Difference, adjuste
     elif significant:
         verdict = "holds" if (whole.mean < 0) == (claim.expect == "lower") else "contradicted"
     parts = halves(gaps)
-    means = (fmean(parts[0]), fmean(parts[1])) if all(parts) else None
-    doubt = ""
-    if significant and not borne_out and means is not None:
-        doubt = f"halves of the seeds disagree, {means[0]:+.4f} and {means[1]:+.4f}"
-    elif significant is False and (whole.significant or not borne_out):
-        among = f" among {tests} claims" if tests > 1 else ""
-        half = "" if borne_out else ", but one half of the seeds would be"
-        doubt = f"not significant{among} (p {adjusted:.2f}){half}"
-    return Judged(claim=claim, verdict=verdict, difference=whole, halves=means, doubt=doubt)
+    one = Judged(
+        claim=claim,
+        verdict=verdict,
+        difference=whole,
+        halves=(fmean(parts[0]), fmean(parts[1])) if all(parts) else None,
+    )
+    return replace(one, doubt=_doubted(one, adjusted, tests))
+
+
+def _doubted(one: Judged, adjusted: float | None, tests: int) -> str:
+    """What is weighed beside the interval: the other claims of the file, and the halves of the seeds."""
+    gap, undecided = one.difference, one.verdict == "undecided"
+    if gap is None or adjusted is None:
+        return ""
+    if adjusted <= ALPHA:
+        means = one.halves or ()
+        return f"halves of the seeds disagree, {' and '.join(f'{mean:+.4f}' for mean in means)}" if undecided else ""
+    if not gap.significant and not undecided:
+        return ""
+    among = f" among {tests} claims" if tests > 1 else ""
+    half = ", but one half of the seeds would be" if undecided else ""
+    return f"not significant{among} (p {adjusted:.2f}){half}"
 
 
 def _mistuned(claim: PaperClaim, gap: Difference, results: Record) -> str:
