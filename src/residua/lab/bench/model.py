@@ -10,7 +10,7 @@ import torch
 from residua.lab.bench import stack
 from residua.lab.bench.device import current
 from residua.lab.bench.served import served
-from residua.lab.bench.timing import STANDARD, Form, Measured, Timing, interleave
+from residua.lab.bench.timing import STANDARD, Form, Measured, interleave, interleave_until
 from residua.model import ModelConfig, Transformer
 
 RESOLUTION = 0.01
@@ -56,13 +56,9 @@ def measure(
         group = designs[start : start + GROUP]
         tell(f"measuring steps of {', '.join(group)}")
         forms = {name: step(name, depth, width, rows, tokens) for name in dict.fromkeys((STANDARD, *group))}
-        timing: Timing | None = None
-        tried: list[float] = []
-        while len(tried) < attempts and (not tried or tried[-1] > RESOLUTION):
-            more = interleave(forms, controlled=STANDARD, seconds=seconds, least=pairs)
-            timing = more if timing is None else timing.then(more)
-            tried.append(timing.ratio(STANDARD, STANDARD, STANDARD).control)
-        assert timing is not None
+        timing, tried = interleave_until(
+            forms, controlled=STANDARD, within=RESOLUTION, attempts=attempts, seconds=seconds, least=pairs
+        )
         ratios |= {name: timing.ratio(STANDARD, name, STANDARD).to_json() for name in group}
         controls.append(tried)
         whole.append(timing.typical(STANDARD))

@@ -117,6 +117,21 @@ def interleave(
     return Timing(taken)
 
 
+def interleave_until(
+    forms: Mapping[str, Form], *, controlled: str, within: float, attempts: int, seconds: float = 0.0, least: int = 5
+) -> tuple[Timing, list[float]]:
+    """`interleave`, with as many rounds again while the control strays further than `within`, up to `attempts` times in
+    all; the timing of all rounds, and the control after every attempt."""
+    timing: Timing | None = None
+    tried: list[float] = []
+    while len(tried) < attempts and (not tried or tried[-1] > within):
+        more = interleave(forms, controlled=controlled, seconds=seconds, least=least)
+        timing = more if timing is None else timing.then(more)
+        tried.append(timing.ratio(controlled, controlled, controlled).control)
+    assert timing is not None
+    return timing, tried
+
+
 def _warm(form: Form) -> float:
     form()  # allocations, lazy builds, compilation
     return _sample(form, 1)
