@@ -71,7 +71,6 @@ def test_dry_run_of_looks_and_timed_alone(tmp_path):
     assert found["looks"] == [3]
     alone = CliRunner().invoke(app, [*flags, "--most-seeds", "5", "--dry-run"])
     assert "--most-seeds goes with --until-resolved" in str(alone.exception)
-    assert "--timed goes with --dry-run" in str(CliRunner().invoke(app, [*flags, "--timed"]).exception)
     assert not (tmp_path / "a").exists()
 
 

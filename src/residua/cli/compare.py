@@ -69,7 +69,10 @@ def command(
     ),
     dry_run: bool = typer.Option(False, "--dry-run", help="Print what would run, and stop."),
     timed: bool = typer.Option(
-        False, "--timed", help="With --dry-run: time a few updates of every row here, and print the processor hours."
+        False,
+        "--timed",
+        help="After training, time updates of all rows in turn here: speeds are then of these and not of the runs' own "
+        "clocks. With --dry-run: time a few, and print the processor hours of the plan.",
     ),
     force: bool = typer.Option(False, "--force", help="Allow runs on different corpora in one table."),
     report: bool = typer.Option(True, help="Write report.html."),
@@ -124,14 +127,12 @@ def command(
         found = foreseen(chosen, tell if timed else None)
         typer.echo(json.dumps(found, indent=2) if as_json else in_lines(found))
         return
-    if timed:
-        raise ValueError("--timed goes with --dry-run")
     if so_far and stop_after is not None:
         raise ValueError("--so-far trains nothing, and needs no --stop-after")
     with _shown() as listen:
         results = compare(
             chosen, out, jobs=jobs, on=on, force=force, records=records, minutes=stop_after, so_far=so_far,
-            command=typed(), on_event=listen,
+            timed=timed, command=typed(), on_event=listen,
         )  # fmt: skip
     page = None
     if report:
@@ -194,7 +195,7 @@ def _conversions(
         typer.echo(json.dumps(found, indent=2) if as_json else in_lines(found))
         return
     if timed:
-        raise ValueError("--timed goes with --dry-run")
+        raise ValueError(f"{file} compares conversions: for it, --timed goes with --dry-run")
     with _shown() as listen:
         results = compare_conversions(plan, out, jobs=jobs, on=on, minutes=minutes, command=typed(), on_event=listen)
     if as_json:

@@ -77,7 +77,10 @@ def _notes(planned: Sequence[Series]) -> list[str]:
 
 
 def _curve(series: Series) -> Values:
-    by_tokens = [{line["tokens"]: line for line in seed.validations} for seed in series.seeds]
+    by_tokens = [
+        {line["tokens"]: {**line, "cpu_seconds": seed.seconds_at(line)} for line in seed.validations}
+        for seed in series.seeds
+    ]
     tokens = sorted(set.intersection(*(set(lines) for lines in by_tokens)))
     if not tokens:
         raise ValueError(f"the seeds of {series.label} were validated at different steps; {_STRANGER}")
@@ -87,7 +90,7 @@ def _curve(series: Series) -> Values:
 
     return {
         "tokens": tokens,
-        "cpu_seconds": [rounded(fmean(each)) for each in at(lambda line: line["time"]["cpu_seconds"])],
+        "cpu_seconds": [rounded(fmean(each)) for each in at(lambda line: line["cpu_seconds"])],
         "loss": _bands(at(lambda line: line["loss"])),
         "bits_per_byte": _bands(at(lambda line: line["bits_per_byte"])),
     }

@@ -77,6 +77,14 @@ class FinishedRun:
     """Data, versions and machine; None where the folder keeps none."""
     hardware: Sequence[str] = ()
     """The kinds of hardware that its updates were made on; none where the folder does not say."""
+    update_seconds: float | None = None
+    """What an update takes by `lab.compare.pace`, where its comparison has timed them; the run's clock then says
+    nothing."""
+
+    @property
+    def clock(self) -> str | None:
+        """What its seconds are of: seconds of two clocks do not compare, and of none nothing is known."""
+        return "updates timed in turn" if self.update_seconds else self.kind
 
     @property
     def kind(self) -> str | None:
@@ -114,7 +122,13 @@ class FinishedRun:
     @property
     def seconds(self) -> float:
         """Processor seconds of the updates."""
-        return self.result["time"]["cpu_seconds"]
+        return self.seconds_at(self.validations[-1]) if self.update_seconds else self.result["time"]["cpu_seconds"]
+
+    def seconds_at(self, validation: Record) -> float:
+        """Processor seconds of the updates before a validation."""
+        if self.update_seconds:
+            return self.update_seconds * validation["step"]
+        return validation["time"]["cpu_seconds"]
 
     @property
     def speed(self) -> float | None:
@@ -128,7 +142,7 @@ class FinishedRun:
 
     def loss_at(self, seconds: float) -> float:
         """The validation loss when it had used so many processor seconds, on a line between validations."""
-        times, losses = zip(*((line["time"]["cpu_seconds"], line["loss"]) for line in self.validations), strict=True)
+        times, losses = zip(*((self.seconds_at(line), line["loss"]) for line in self.validations), strict=True)
         return float(np.interp(seconds, times, losses))
 
 
@@ -167,20 +181,25 @@ class Series:
     def over(self, baseline: Series | None) -> dict[str, float | None]:
         """Speed and memory as multiples of the baseline's; None where one of the two is not known.
 
-        Only seeds on hardware of one kind are compared: where both ran on several, the mean of the multiples on each.
+        Only seeds of one clock, and for memory on hardware of one kind, are compared: where both have several, the
+        mean of the multiples of each.
         """
         if baseline is None:
             return {"speed": None, "memory": None}
-        pairs = [(self._on(kind), baseline._on(kind)) for kind in dict.fromkeys(run.kind for run in self.seeds)]
-        pairs = [(own, base) for own, base in pairs if own.seeds and base.seeds]
+        clocks, kinds = self._alike(baseline, "clock"), self._alike(baseline, "kind")
         return {
-            "speed": mean_if_all(_ratio(own.speed, base.speed) for own, base in pairs),
-            "memory": mean_if_all(_ratio(own.memory, base.memory) for own, base in pairs),
+            "speed": mean_if_all(_ratio(own.speed, base.speed) for own, base in clocks),
+            "memory": mean_if_all(_ratio(own.memory, base.memory) for own, base in kinds),
         }
 
-    def _on(self, kind: str | None) -> Series:
-        """Its seeds on one kind of hardware; none of a run that moved between kinds."""
-        return replace(self, seeds=[run for run in self.seeds if run.kind == kind and kind is not None])
+    def _alike(self, baseline: Series, key: str) -> list[tuple[Series, Series]]:
+        """Its seeds and the baseline's by what they have in common; without runs of which that is not known."""
+
+        def of(series: Series, value: str) -> Series:
+            return replace(series, seeds=[run for run in series.seeds if getattr(run, key) == value])
+
+        values = [value for value in dict.fromkeys(getattr(run, key) for run in self.seeds) if value is not None]
+        return [(of(self, value), of(baseline, value)) for value in values if of(baseline, value).seeds]
 
     def routing_means(self) -> dict[str, float | None]:
         """Of `ROUTED`, over seeds and sites; `deep_` those of the last third of the network."""

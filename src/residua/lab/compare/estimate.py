@@ -75,13 +75,8 @@ def seconds(
 
     subject: makes what is trained, where it is no model of our own. vocab: its ids, where the tokenizer does not tell.
     """
-    vocab = _vocab(config.tokenizer) if vocab is None else vocab
-    draw = np.random.default_rng(0)
-    train, valid = (draw.integers(0, vocab, size) for size in (64 * config.context, 96 * config.context))
-    tokens = _Random(train, valid, vocab, vocab - 1, len(valid), {"fingerprint": "none"})
-    config = replace(config, steps=WARM + TIMED, explode=1e30, corpus="pydoc")
     with reproducible(config):
-        trainer = Trainer(config, tokens, None if subject is None else subject(tokens))
+        trainer = on_random_tokens(config, WARM + TIMED, subject, vocab)
         times = []
         for _ in range(WARM + TIMED):
             begun = time.process_time()
@@ -90,6 +85,18 @@ def seconds(
         begun = time.process_time()
         trainer.validate()
         return median(times[WARM:]), time.process_time() - begun
+
+
+def on_random_tokens(
+    config: Recipe, steps: int, subject: Callable[[Tokens], Subject] | None = None, vocab: int | None = None
+) -> Trainer:
+    """What trains by a config, on tokens that mean nothing and for so many updates: for timing alone."""
+    vocab = _vocab(config.tokenizer) if vocab is None else vocab
+    draw = np.random.default_rng(0)
+    train, valid = (draw.integers(0, vocab, size) for size in (64 * config.context, 96 * config.context))
+    tokens = _Random(train, valid, vocab, vocab - 1, len(valid), {"fingerprint": "none"})
+    config = replace(config, steps=steps, explode=1e30, corpus="pydoc")
+    return Trainer(config, tokens, None if subject is None else subject(tokens))
 
 
 def _vocab(tokenizer: str) -> int:

@@ -30,12 +30,12 @@ class Ladder:
             for variant in plan.variants()
             if plan.baseline_of(variant) == variant and variant.slug in by_slug
         }
-        alike = len({run.kind for each in series for run in each.seeds}) == 1
+        alike = len({run.clock for each in series for run in each.seeds}) == 1
         self.fitted: dict[str, Fitted] = {}
         for axis in AXES:
             costs = {size: _costs(each.seeds, axis) for size, each in self.bases.items()}
             means = {size: fmean(each) for size, each in costs.items() if len(each) >= FEWEST_SEEDS}
-            # seconds of two kinds of hardware are two units
+            # seconds of two clocks are two units
             if len(means) < FEWEST_RUNGS or (axis == "per_cpu_second" and not alike):
                 continue
             if max(means.values()) >= SPAN * min(means.values()):

@@ -12,8 +12,8 @@ from residua.lab.compare.row import Broken, Row
 from residua.lab.runs import Series
 
 
-def of_the_table(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[str]:
-    """What a reader must know before believing the table."""
+def of_the_table(plan: ComparePlan, rows: Sequence[Row], corpora: int, *, paced: bool) -> list[str]:
+    """What a reader must know before believing the table. paced: its seconds are of one machine, wherever it ran."""
     said = []
     if len(plan.seeds) < 3:
         said.append(f"{len(plan.seeds)} seed(s): no interval is given below three, and no difference is judged.")
@@ -38,8 +38,12 @@ def of_the_table(plan: ComparePlan, rows: Sequence[Row], corpora: int) -> list[s
     kinds = sorted({kind for row in rows for kind in row.hardware.split("; ") if kind})
     if len(kinds) > 1:
         said.append(
-            f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): speed and memory are compared within one kind only, "
-            "and there is no equal time."
+            f"{len(kinds)} kinds of hardware ({'; '.join(kinds)}): "
+            + (
+                "memory is compared within one kind only."
+                if paced
+                else "speed and memory are compared within one kind only, and there is no equal time."
+            )
         )
     builds = sorted({build for row in rows for build in row.build.split("; ") if build})
     if len(builds) > 1:

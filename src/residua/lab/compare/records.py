@@ -2,10 +2,13 @@
 
     DIR/<config digest>-<data fingerprint>-<numerics>.json    of every run, finished or diverged
     DIR/data/<key>.json                                        the manifest of every corpus, by a hash of its sources
+    DIR/pace/<digest of the rows>.json                         what an update of every row takes, where that was timed
 
 A record stands for the run of the same config on the same data by the same arithmetic (`NUMERICS`), wherever it was
 made, and for no other: with records, an experiment is made in pieces and on several machines, and its tables are made
 again from its files alone. Each file holds the SHA-256 of the rest of it, so that one with a digit changed is refused.
+
+What was timed stands for the rows of a plan, whatever their rates, seeds and text.
 
 What is left out of a run: weights, the lines of single updates (`lab.updates` says what they come to), and of the
 routing what no table, figure or page reads. With records, the run's own folder keeps the routing of the record, so that
@@ -20,7 +23,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from residua.lab.common.files import Record, Values, json_digest, read_json, replace_file, write_json
-from residua.lab.compare.plan import Run
+from residua.lab.compare.pace import PACE, digest_of_rows
+from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.data.identity import data_key
 from residua.lab.diagnose.condensed import condensed
 from residua.lab.runs import DIVERGED, HARDWARE, RESULT, ROUTING, UPDATES, divergence, has_ended, read_if_there
@@ -29,7 +33,7 @@ from residua.lab.train.numerics import NUMERICS
 from residua.lab.updates import summarise
 
 FORMAT = 1
-DATA = "data"
+DATA, PACES = "data", "pace"
 
 
 class Records:
@@ -107,6 +111,15 @@ class Records:
         if record["routing"] is not None:
             write_json(folder / ROUTING, record["routing"])
         return True
+
+    def settle_pace(self, plan: ComparePlan, out: Path, *, anew: bool) -> None:
+        """Bring what was timed of a plan's rows in `out` and here to be the same: the one that is here, if there is one
+        and none was made `anew`."""
+        path, own = self.root / PACES / f"{digest_of_rows(plan)}.json", out / PACE
+        if path.exists() and not anew:
+            write_json(own, _checked(path))
+        elif own.exists():
+            _write(path, read_json(own))
 
     def _check(self, path: Path, record: Record, config: TrainConfig) -> None:
         """The record is of the run that its name says."""

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from residua.lab.common.files import Values, versions
 from residua.lab.common.stats import ALPHA, FEWEST, holm, paired, spread
-from residua.lab.compare import ladder, notes, unfinished
+from residua.lab.compare import ladder, notes, pace, unfinished
 from residua.lab.compare.choice import choose_rates, rateless, reported, widest_stable
 from residua.lab.compare.ladder import Ladder
 from residua.lab.compare.plan import ComparePlan, Run
@@ -86,7 +86,7 @@ def collect(
             "compare; run them again on one, or force it"
         )
     _check_batches(series)
-    rungs = Ladder(plan, series)
+    rungs, paced = Ladder(plan, series), pace.read_pace(plan, out)
     rows = _judged(plan, _rows(plan, series, rows_begun, out, rungs, owed), owed)
     shown = [row.to_json() for row in rows]
     laddered = rungs.to_json(out, choose_rates(plan, out))
@@ -125,15 +125,17 @@ def collect(
         diverged=[*untuned, *failed],
         notes=[
             *([] if left is None else [unfinished.note(plan, left)]),
-            *notes.of_the_table(plan, rows, len(fingerprints)),
+            *notes.of_the_table(plan, rows, len(fingerprints), paced=paced is not None),
             *notes.smaller_rates(plan, out),
             *ladder.notes(laddered),
+            *pace.note(paced),
             *([] if plan.until is None else [plan.until.note(len(plan.seeds), widest_half(shown))]),
             *notes.repeated_text(series),
             *notes.breaks(plan, lost, untuned, failed),
         ],
         statistics=_statistics(plan, rows, owed),
         **({} if laddered is None else {"ladder": laddered}),
+        **({} if paced is None else {"pace": paced}),
         **({} if left is None else {"unfinished": left}),
     )
     results.series = read
@@ -219,7 +221,7 @@ def _rows(
     budgets: dict[str, float] = {}
     for each in series:
         budgets[each.baseline] = min(budgets.get(each.baseline, math.inf), fmean(run.seconds for run in each.seeds))
-    alike = len({run.kind for each in series for run in each.seeds}) == 1
+    alike = len({run.clock for each in series for run in each.seeds}) == 1
 
     def every(each: Series, key: str) -> list[float]:
         return [run.result[key] for run in each.seeds]

@@ -13,6 +13,7 @@ from pathlib import Path
 from residua.lab.common.files import Listener, Record, write_json, write_text
 from residua.lab.compare.choice import choose_rates, reported
 from residua.lab.compare.execute import claim, deadline_after, execute, refuse_strangers
+from residua.lab.compare.pace import time_rows
 from residua.lab.compare.plan import ComparePlan, Run
 from residua.lab.compare.pool import make_pool
 from residua.lab.compare.records import Records
@@ -35,6 +36,7 @@ def compare(
     records: Path | str | None = None,
     minutes: float | None = None,
     so_far: bool = False,
+    timed: bool = False,
     command: str = "",
     on_event: Listener | None = None,
 ) -> Results:
@@ -48,10 +50,13 @@ def compare(
     records: a directory of records: a run whose record is there is not made, and every run that ends leaves its own.
     minutes: stop after so many: every run saves, and `TimeIsUp` is raised.
     so_far:  run nothing, and make the answer from the runs that are there; it says what is missing.
+    timed:   then time updates of all rows in turn on this machine: the speeds of the answer are of these.
     """
     deadline = deadline_after(minutes)
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}")
+    if timed and on != "local":
+        raise ValueError(f"updates are timed on this machine, and --on {on} trains elsewhere; drop --timed")
     if not str(out):
         raise ValueError("out is empty: give the directory of the comparison, such as runs/a")
     out, listen = Path(out), on_event or (lambda event: None)
@@ -100,6 +105,11 @@ def compare(
             train([run for run in reported(plan, out) if run.variant.size == size])
             if size == plan.sizes[0]:
                 make("checking the rule", plan.checking(choose_rates(plan, out)))
+        if timed:
+            data = ready() if kept is None else kept.data
+            time_rows(plan, out, data["tokenizer"]["vocab"], listen)
+        if kept is not None:
+            kept.settle_pace(plan, out, anew=timed)
         for look in plan.looks():
             train(reported(look, out))
             if plan.until is not None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from residua.lab.common.files import read_json
+from residua.lab.compare.pace import read_pace, seconds_of
 from residua.lab.compare.plan import PLAN, ComparePlan, slug_of
 from residua.lab.runs import RESULT, Series, divergence, is_done, read_if_there, read_recipe, read_run
 from residua.lab.train import TrainConfig
@@ -44,6 +45,7 @@ def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
     chosen = ("lr", "residual_lr") if plan.tune.lr else ()
     for run in plan.runs({}):  # the rates decide nothing about where a run lies
         folders.setdefault(run.variant.slug, []).append((out / run.folder, run.config))
+    paced = seconds_of(read_pace(plan, out))
     found = []
     for variant in plan.variants():
         runs = folders[variant.slug]
@@ -52,7 +54,11 @@ def of_comparison(plan: ComparePlan, out: Path) -> list[Series]:
         seeds = (
             []
             if broken
-            else [read_run(folder, config.seed, config, chosen) for folder, config in runs if is_done(folder)]
+            else [
+                replace(read_run(folder, config.seed, config, chosen), update_seconds=paced.get(variant.slug))
+                for folder, config in runs
+                if is_done(folder)
+            ]
         )
         found.append(Series(variant.label, variant.slug, plan.baseline_of(variant).slug, len(runs), seeds))
     return found

@@ -19,11 +19,12 @@ from residua.lab.common.tables import (
     terminal,
     times,
 )
+from residua.lab.compare import pace
 
 
 def columns(results: Record) -> dict[str, Callable[[Record], str]]:
     """Title -> cell, for the columns that this comparison needs."""
-    rows = results["rows"]
+    rows, unresolved = results["rows"], pace.unresolved(results.get("pace"))
     found: dict[str, Callable[[Record], str]] = {
         "design": lambda row: row["label"],
         **({"seeds": _seeds_of(results)} if results.get("unfinished") else {}),
@@ -34,7 +35,7 @@ def columns(results: Record) -> dict[str, Callable[[Record], str]]:
         "vs baseline": difference,
         "equal time": lambda row: "-" if (at := row["loss_at_equal_time"]) is None else f"{at['mean']:.4f}",
         "lr": _rates,
-        "speed": lambda row: times(row["speed"]),
+        "speed": lambda row: "n.r." if row["label"] in unresolved else times(row["speed"]),
         "memory": lambda row: times(row["memory"]),
     }
     if any(row["routing"]["max_weight"] is not None for row in rows):
@@ -75,8 +76,7 @@ def legend(results: Record) -> str:
         f"vs baseline: mean paired difference with its {level} t interval;",
         f"n.s.: not significant, {why}; {least}.",
         f"equal time: loss when the fastest row{_among(results)} was done, others in mid-schedule. "
-        "speed: tokens per CPU second, and peak memory, over the baseline's;",
-        "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %).",
+        f"speed: tokens per CPU second, and peak memory, over the baseline's; {_how_rough(results)}.",
         f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]
@@ -86,6 +86,13 @@ def legend(results: Record) -> str:
             "all seeds. stable lr: largest rate of the grid up to which none diverged or ended a tenth above the best."
         )
     return "\n".join(lines)
+
+
+def _how_rough(results: Record) -> str:
+    """What the column of speeds is worth."""
+    if "pace" in results:
+        return "speed n.r.: not resolved by updates timed in turn"
+    return "speed is rough (the runs are not interleaved; repeats on a shared machine differed by up to 30 %)"
 
 
 def _judged(results: Record) -> tuple[str, str]:
@@ -184,7 +191,8 @@ def _legend_of(results: Record, shown: Mapping[str, object], dropped: Sequence[s
         "val loss": f"val loss: nats per token, mean +- deviation over {_seeds(results)}",
         "vs baseline": f"vs baseline: mean paired difference with its {level} t interval; n.s.: not significant, {why}",
         "equal time": f"equal time: loss when the fastest row{_among(results)} was done",
-        "speed": "speed: tokens per CPU second over the baseline's, rough",
+        "speed": "speed: tokens per CPU second over the baseline's, "
+        + ("of updates timed in turn" if "pace" in results else "rough"),
         "memory": "memory: at the peak, over the baseline's",
         "max w": "max w: largest weight of a read, over all sites / the deep third",
         "entropy": "entropy: of a read, 0..1, likewise",

@@ -32,14 +32,14 @@ LOOKED_AT = 8
 
 def main() -> None:
     """`worker CONFIG_JSON RUN_FOLDER`."""
-    _end_with_parent()
+    end_with_parent()
     code, message = attempt(Work(Path(sys.argv[1]), Path(sys.argv[2])), patience=PATIENCE)
     if message:
         print(message, file=sys.stderr)
     sys.exit(code)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """Save and end when the process that started this one has ended, in whatever way: the other end of standard input
     is its alone, and reads as closed from then on."""
 
