@@ -210,6 +210,7 @@ def test_committed_claims_are_about_designs_and_files_that_are_there():
     assert len(judge(results_folder())) == len(paper_claims())
 
 
+@pytest.mark.slow
 def test_advice_cites_the_verdict_and_doubts_what_halves_do_not_bear_out(tmp_path, monkeypatch):
     folder = write(tmp_path, [PLAIN, ("mhc", "4x8", [1.0, 1.01, 0.99, 1.0])])
     monkeypatch.setattr("residua.lab.advise.paper_claims.paper_claims", lambda: [CLAIM])

@@ -6,6 +6,7 @@ from residua.lab.bench import plain, profile
 from residua.lab.bench.table import sheets
 from residua.model import ModelConfig, Transformer
 
+pytestmark = pytest.mark.slow  # all of them need one measurement, of seconds
 STEP = {"depth": 2, "width": 16, "rows": 1, "tokens": 8}
 SHAPE = plain.Shape(depth=2, width=128, context=64)
 
@@ -15,7 +16,6 @@ def measured():
     return profile.measure(2, 16, 8, ["delta", "mhc"], STEP, seconds=0.05, shapes=[SHAPE], repeats=2)
 
 
-@pytest.mark.slow
 def test_what_a_design_adds_is_the_sum_of_its_parts(measured):
     assert [one["design"] for one in measured["added"]] == ["delta", "mhc"]
     for one in measured["added"]:

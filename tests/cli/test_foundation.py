@@ -38,6 +38,7 @@ def test_designs_lists_every_design_in_the_order_of_the_docs():
     assert by_name["standard"] | {"state_per_token": 768, "parameters_added": 0} == by_name["standard"]
 
 
+@pytest.mark.slow
 def test_designs_table_holds_the_same_numbers():
     table = run("designs", "--width", "64", "--depth", "3")
     for row in json.loads(run("designs", "--width", "64", "--depth", "3", "--json")):

@@ -138,6 +138,7 @@ def test_record_under_another_name_is_refused(again):
         made("second")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["config", "corpus", "numerics"])
 def test_other_config_corpus_or_arithmetic_never_matches(again, change, monkeypatch):
     folder, pool = again

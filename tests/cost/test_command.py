@@ -95,6 +95,7 @@ def test_asymmetry_is_what_the_two_axes_trade():
     assert asymmetry(SMALL, (4, 8), 16)["added"]["depth: attention over states (depthswa)"]["flops"][1] is None
 
 
+@pytest.mark.slow
 def test_asymmetry_draws_the_same_bytes_twice(tmp_path):
     for name in ("one", "two"):
         run(*TINY, "--asymmetry", "--out", str(tmp_path / name))

@@ -142,6 +142,7 @@ def test_sharding_divides_what_it_shards():
     assert split.traffic["tp"] == 4 * 8 * 8 * 64 * 64 * 4 // 2  # 8 sublayers, a gather and a scatter, both ways
 
 
+@pytest.mark.slow
 def test_incremental_transport_shows_in_the_account():
     """48 blocks, 4 ranks x 2 stages: 35 tensors a micro-batch, or 21."""
     config = sized("demo", depth=48, width=16, heads=2).of("attnres:blocks=8").config

@@ -186,6 +186,7 @@ print(tokens.manifest["fingerprint"], hashlib.sha256(tokens.train.tobytes() + to
 """
 
 
+@pytest.mark.slow
 def test_prepare_by_two_processes_at_once(tmp_path):
     """Both start at the same moment from a cache that lacks the tokenizer and has a damaged corpus.
 

@@ -162,6 +162,7 @@ def test_encoder_masks_padding():
     assert_close(model(IDS, mask=mask)[:, :9], model(IDS[:, :9]), "logits")
 
 
+@pytest.mark.slow
 def test_encoder_learns_the_masked_token_objective():
     """ELC-BERT as an encoder learns to restore hidden tokens of a repeating text."""
     torch.manual_seed(0)

@@ -178,6 +178,7 @@ def test_library_without_x86_is_what_other_processors_get(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_library_turned_off_leaves_every_op_right_with_one_warning():
     python(
         """

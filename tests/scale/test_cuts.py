@@ -50,7 +50,7 @@ def test_boundaries_of_attention_residuals():
     assert counted(cuts, 4, 2, True) == [2, 3, 4, 3, 3, 3, 3]
 
 
-@pytest.mark.parametrize("design", ["standard", "depthswa", "hyper", "mhc"])
+@pytest.mark.parametrize("design", ["standard", "depthswa", "hyper", pytest.param("mhc", marks=pytest.mark.slow)])
 def test_a_state_that_is_rewritten_whole_gains_nothing(design):
     cuts = cuts_of(design, 16)
     assert counted(cuts, 4, 2, True) == counted(cuts, 4, 2, False)

@@ -4,6 +4,8 @@ import resource
 import sys
 from subprocess import run
 
+import pytest
+
 CODE = """
 import resource, torch
 from residua.lab.common.allocator import keep_pages
@@ -20,6 +22,7 @@ print(kept, before, faults())
 """
 
 
+@pytest.mark.slow
 def test_freed_blocks_are_not_faulted_in_again():
     """Four blocks of 64 MiB, one after the other: 16384 pages each time, or none. In a process of its own, because an
     allocator that was told once stays so."""

@@ -39,7 +39,10 @@ RECIPES = {
 }
 
 
-@pytest.mark.parametrize("changes", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(
+    "changes",
+    [pytest.param(changes, id=name, marks=pytest.mark.slow if changes else ()) for name, changes in RECIPES.items()],
+)
 def test_run_twice_is_the_same_and_resumed_is_the_same(tmp_path, changes):
     config = toy_config(**changes)
     run(tmp_path / "one", config)
@@ -60,6 +63,7 @@ def test_run_learns(tmp_path):
     assert [line["step"] for line in metrics(tmp_path, "train")] == list(range(1, 61))
 
 
+@pytest.mark.slow
 def test_every_design_starts_alike_and_sees_the_same_batches(tmp_path):
     tokens, starts, batches = toy_tokens(), [], []
     for design in residua.names():
