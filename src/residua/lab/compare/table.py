@@ -76,7 +76,8 @@ def legend(results: Record) -> str:
         f"vs baseline: mean paired difference with its {level} t interval;",
         f"n.s.: not significant, {why}; {least}.",
         f"equal time: loss when the fastest row{_among(results)} was done, others in mid-schedule. "
-        f"speed: tokens per CPU second, and peak memory, over the baseline's; {_how_rough(results)}.",
+        "speed: tokens per CPU second, and peak memory, over the baseline's;",
+        f"{_how_rough(results)}.",
         f"matched on: {matched}. {chosen}max w, entropy (0..1), eff n, collapsed: "
         "routing over all sites / the deep third.",
     ]
