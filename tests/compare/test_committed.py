@@ -13,7 +13,7 @@ from residua.cli import app
 from residua.lab import data, report
 from residua.lab.compare import ComparePlan, compare, read_plan, records, run
 from residua.lab.compare.pool import Pool
-from tests.compare.inside import Inside, write_text
+from tests.compare.inside import SMALL, inside
 from tests.tools import tool
 
 pytestmark = pytest.mark.slow
@@ -61,20 +61,6 @@ def test_committed_tables_are_made_again_from_their_records(tmp_path, monkeypatc
             assert publish.held(kept).keys() == publish.asked(plan, out)
 
 
-PLAN = """
-designs = ["standard", "attnres"]
-seeds = [0, 1]
-sizes = [{ depth = 1, width = 16, heads = 2 }]
-
-[train]
-corpus = "dir:text"
-steps = 2
-batch = 2
-context = 16
-eval_windows = 2
-"""
-
-
 CHECKED = """
 designs = ["standard"]
 seeds = [0]
@@ -97,13 +83,9 @@ check = "1x24"
 
 def test_changed_table_is_told_from_that_of_its_records(tmp_path, monkeypatch):
     """What the test above would say of a committed digit that no record has."""
-    write_text(tmp_path / "text")
-    (tmp_path / "plan.toml").write_text(PLAN)
-    folder, pool = tmp_path / "results" / "mine", Inside()
+    folder = tmp_path / "results" / "mine"
     with monkeypatch.context() as patch:
-        patch.chdir(tmp_path)
-        patch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
-        patch.setattr(run, "make_pool", lambda on, out: pool)
+        inside(patch, tmp_path, SMALL)
         given = ["compare", "--plan", "plan.toml", "--out", "out", "--records", str(folder / "records"), "--no-report"]
         assert CliRunner().invoke(app, given).exit_code == 0
     for path in (*(tmp_path / "out").glob("results.*"), tmp_path / "out" / "figures.json"):
@@ -116,11 +98,7 @@ def test_changed_table_is_told_from_that_of_its_records(tmp_path, monkeypatch):
 
 def test_every_run_of_a_plan_is_one_that_its_records_are_kept_for(tmp_path, monkeypatch):
     """Trials, checks of the rule and reported runs; those of a seed that left the plan are not."""
-    write_text(tmp_path / "text")
-    (tmp_path / "plan.toml").write_text(CHECKED)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(run, "make_pool", lambda on, out: Inside())
+    inside(monkeypatch, tmp_path, CHECKED)
     plan, out, kept, publish = read_plan(Path("plan.toml")), Path("out"), Path("records"), tool("publish")
     compare(plan, out, records=kept)
     held = publish.held(kept)

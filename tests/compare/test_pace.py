@@ -11,14 +11,14 @@ from typer.testing import CliRunner
 from residua.cli import app
 from residua.lab import figures
 from residua.lab.bench import timing
-from residua.lab.compare import ComparePlan, compare, pace, run
+from residua.lab.compare import ComparePlan, compare, pace
 from residua.lab.compare.records import Records
 from residua.lab.compare.results import collect
 from residua.lab.compare.series import read_series
 from residua.lab.compare.table import columns, legend, to_csv, to_markdown
 from residua.lab.runs import FinishedRun
 from tests.compare.fakes import leave
-from tests.compare.inside import Inside, write_text
+from tests.compare.inside import SMALL, inside
 
 SIZES = [
     {"depth": 2, "width": width, "heads": 2, "tokens_per_parameter": 20, "designs": designs}
@@ -213,29 +213,10 @@ def test_records_keep_what_was_timed_and_refuse_a_changed_digit(tmp_path, clock)
         records.settle_pace(one, here, anew=False)
 
 
-PLAN = """
-designs = ["standard", "attnres"]
-seeds = [0]
-sizes = [{ depth = 1, width = 16, heads = 2 }]
-
-[train]
-corpus = "dir:text"
-tokenizer = "bpe:300"
-steps = 2
-batch = 2
-context = 16
-eval_windows = 2
-"""
-
-
 @pytest.mark.slow
 def test_timed_comparison_is_made_again_from_its_records(tmp_path, monkeypatch):
     """Real updates, in the process that times them; then another machine, which times and trains nothing."""
-    write_text(tmp_path / "text")
-    (tmp_path / "plan.toml").write_text(PLAN)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RESIDUA_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(run, "make_pool", lambda on, out: Inside())
+    inside(monkeypatch, tmp_path, SMALL)
     monkeypatch.setattr("sys.argv", ["residua", "compare"])
     given = ["compare", "--plan", "plan.toml", "--out", "out", "--records", "kept", "--no-report"]
     first = CliRunner().invoke(app, [*given, "--timed"], catch_exceptions=False)
